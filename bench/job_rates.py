@@ -20,11 +20,10 @@ from a2a_fabric import plugins
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.events import status, token
 from a2a_fabric.core.job import ClaimRequest, HoldRequest, JobOutcome, NewJob, new_job_id
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Result, status, token
 from a2a_fabric.core.stores import Store
-from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from bench import load, processes
 from bench.job_agent import AGENT_ID, agent

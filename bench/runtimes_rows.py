@@ -26,10 +26,9 @@ import msgspec
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config, LogSettings
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target, ignore_event
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Event
 from a2a_fabric.registry.health import HealthPolicy
 from bench.rows import Effort
 from bench.runtimes_direct import DIRECT, DirectCalls, port_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.matrix.report import MatrixReport
 from tests.profiles import load_profile
 
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
+
+SIGNAL_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 load_profile()
 
@@ -90,6 +93,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Limit(), "fabric-limit")
     if not hasattr(config, "workerinput"):  # the process that hears of all results
         config.pluginmanager.register(MatrixReport(), "fabric-matrix")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Of two uvicorn servers that overlap, the last to end may put back the signal handlers of the one that ended.
+
+    sse_starlette, which the MCP SDK uses, takes that one for the server of the process, and ends all streams.
+    """
+    for number, handler in SIGNAL_HANDLERS.items():
+        server = getattr(signal.getsignal(number), "__self__", None)
+        if getattr(server, "should_exit", False):
+            signal.signal(number, handler)
 
 
 @pytest.fixture

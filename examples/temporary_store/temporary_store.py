@@ -11,9 +11,11 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 from a2a_fabric.core import Store, StoreError, StorePlugin
+from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.stores import (
     Archive,
     ChangeNotices,
+    DescriptionStore,
     HealthLog,
     JobStore,
     MessageStore,
@@ -32,7 +34,9 @@ class TemporaryStore:
         self.jobs: JobStore = inner.jobs
         self.registrations: RegistrationStore = inner.registrations
         self.health: HealthLog = inner.health
+        self.descriptions: DescriptionStore = inner.descriptions
         self.messages: MessageStore = inner.messages
+        self.logins: LoginStore = inner.logins
         self.notices: ChangeNotices = inner.notices
         self.archive: Archive = inner.archive
 

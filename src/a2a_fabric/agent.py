@@ -22,21 +22,32 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from a2a_fabric.authoring.execution import Emitter, ThreadEmitter, YieldingEmitter, is_async, is_generator, run_function
-from a2a_fabric.authoring.http import HTTPApp
-from a2a_fabric.authoring.server import serve
-from a2a_fabric.authoring.signature import (
+from a2a_fabric.authoring.function import (
+    Emitter,
     Function,
     Parameters,
+    ThreadEmitter,
+    YieldingEmitter,
+    is_async,
+    is_generator,
     read_parameters,
     read_return_hint,
     result_schema_from_hint,
+    run_function,
 )
+from a2a_fabric.authoring.http import HTTPApp
+from a2a_fabric.authoring.server import RunningAgent, serve, serve_in_loop
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import add_notes, bind_arguments, describe_rejected_parts, parts_from_input
+from a2a_fabric.core.call import (
+    Call,
+    CallerEmitter,
+    Emit,
+    add_notes,
+    bind_arguments,
+    describe_rejected_parts,
+    parts_from_input,
+)
 from a2a_fabric.core.errors import CapabilityNotFound, FabricError, OperatorText, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.result import Result
 
 F = TypeVar("F", bound=Function)
@@ -149,6 +160,14 @@ class Agent:
     ) -> None:
         """Serve until SIGINT or SIGTERM. The command line's --port, --host and --stdio win; `argv=[]` ignores it."""
         serve(self, port=port, host=host, stdio=stdio, argv=argv)
+
+    async def serve(self, *, port: int = 8001, host: str = "127.0.0.1") -> None:
+        """Serve in the running event loop until this is cancelled. Raises OSError if the port is taken."""
+        await serve_in_loop(self, port=port, host=host)
+
+    def start(self, *, port: int = 8001, host: str = "127.0.0.1") -> RunningAgent:
+        """Serve in a thread and return at once, for notebooks and tests. Raises OSError if the port is taken."""
+        return RunningAgent(self, port=port, host=host)
 
 
 @contextmanager

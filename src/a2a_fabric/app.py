@@ -13,33 +13,43 @@ from typing import IO, Any, Self, cast
 
 import msgspec
 
-from a2a_fabric import auth_setup, plugins
+from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, read_environment
-from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.config import Config, read_environment, resolve_env
+from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest
+from a2a_fabric.core.call import Call, Emit, Principal, compose, ignore_event
 from a2a_fabric.core.callbacks import Callbacks
-from a2a_fabric.core.delegation import DelegationGuard, make_chain_name
-from a2a_fabric.core.errors import AgentOffline, ConfigError
+from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.pipeline import Emit, compose, ignore_event
+from a2a_fabric.core.policy import is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
-from a2a_fabric.core.redaction import is_operator
-from a2a_fabric.core.remote_agents import AGENT_KEY
+from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.jobs.jobs import JobDependencies, Jobs
 from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
-from a2a_fabric.messages.conversations import ConversationSignals
+from a2a_fabric.logins.oauth import LoginTarget, read_login_target
+from a2a_fabric.logins.pages import LoginPages
+from a2a_fabric.messages.conversations import ConversationSignals, Senders
 from a2a_fabric.messages.delivery import MessageDelivery
 from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
 from a2a_fabric.messages.messages import Messages
-from a2a_fabric.messages.senders import Senders
-from a2a_fabric.node_paths import open_log_writer, open_store, resolve_store_address, resolve_tls_files
+from a2a_fabric.node_setup import (
+    build_logins,
+    build_resolver,
+    build_shared_keys,
+    build_token_middleware,
+    list_token_issuers,
+    open_log_writer,
+    open_store,
+    resolve_store_address,
+    resolve_tls_files,
+)
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
@@ -51,29 +61,26 @@ from a2a_fabric.protocols.mcp.runtime_ports import (
     Tunnel,
 )
 from a2a_fabric.registry.gate import GatedProxySteps
-from a2a_fabric.registry.health import HealthTracker
-from a2a_fabric.registry.health_history import HealthHistory
+from a2a_fabric.registry.health import HealthHistory, HealthTracker
 from a2a_fabric.registry.health_monitor import HealthMonitor
-from a2a_fabric.registry.leases import LeaseExpirer
+from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import ReservedNames
-from a2a_fabric.registry.planner import Planner
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, read_terms
-from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.registry import Planner, Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.registry.sources.nodes import NodeAgents
-from a2a_fabric.registry.sources.store import StoredAgents
+from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
 from a2a_fabric.runtime_factory import DEFAULT_KIND, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.steps.access import CallRateLimit, authorize, limit
-from a2a_fabric.steps.observe import observe
-from a2a_fabric.steps.route import RetryTracker, RoutingHandler
-from a2a_fabric.steps.validate import ArgumentValidator
-from a2a_fabric.telemetry.logs import JSONHandler
+from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
+from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe
+from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
-from a2a_fabric.telemetry.observer import JobLogger, Telemetry
+from a2a_fabric.telemetry.observer import JobLogger, JSONHandler, Telemetry
 from a2a_fabric.tools.catalog import build_manifests as tool_manifests
+from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.spec import Toolbox
 from a2a_fabric.tools.validator_process import find_first_error
 from a2a_fabric.version import __version__
@@ -103,7 +110,7 @@ class Fabric:
         self._mounted_agents = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
         self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
-        self._keys = auth_setup.build_shared_keys(self.config, psk)
+        self._keys = build_shared_keys(self.config, psk)
         self._log_stream = log_stream
         self._lifetimes = AsyncExitStack()
 
@@ -111,6 +118,8 @@ class Fabric:
         async with AsyncExitStack() as stack:
             self.store: Store = await open_store(self.store_address)
             stack.push_async_callback(self.store.aclose)
+            self._memory = AgentMemory(self.store.descriptions)
+            await self._memory.load()
             self._build(stack)
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
@@ -118,10 +127,11 @@ class Fabric:
                 await self.registry.load(source)
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
+            stack.push_async_callback(self._memory.aclose)
             message_pruner = MessagePruner(self.store.messages, self.config.messages.keep_seconds)
             tasks = [
                 asyncio.ensure_future(each.run())
-                for each in (self._health_monitor, self._history, self._leases, message_pruner)
+                for each in (self._health_monitor, self._history, self._leases, self._memory, message_pruner)
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
             stack.push_async_callback(cancel_and_wait, *tasks)
@@ -144,10 +154,28 @@ class Fabric:
             issuers=(issuer.id for issuer in config.auth.issuers),
             extra=(config.node_id,),
         )
-        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health, registered_agents, reserved)
+        self.registry = Registry(
+            self._all_sources,
+            tool_manifests(config.tools),
+            health,
+            registered_agents,
+            reserved,
+            self._memory,
+            pin_tools=config.pin_tools,
+            first_list_timeout=config.health.first_list_timeout,
+        )
         self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
         self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
         self._callbacks = Callbacks(config.public_url)
+        self.logins = build_logins(
+            self.store.logins,
+            self._environ,
+            self._find_login_target,
+            lambda: self._callbacks.browser_url,
+            stack,
+            in_memory=self.store_address.startswith("memory:"),
+        )
+        self.logins.add_listener(self._on_login, self._on_logout)
         self.runtime_pool = self._build_runtime_pool(stack)
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
         self.registry.health.add_listener(self._history.record)
@@ -183,21 +211,32 @@ class Fabric:
             max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
         self._build_messaging(registrar)
-        self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages)
+        self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins)
         self._tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         stack.push_async_callback(self._tunnel_client.aclose)
-        self._identify = auth_setup.build_resolver(
+        self._identify = build_resolver(
             config, self._keys, self._base, self.telemetry.metrics.count_auth_attempt, stack
         )
         self.doors = [self._build_door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
-        token_middleware = auth_setup.build_token_middleware(config, self._identify)
+        token_middleware = build_token_middleware(config, self._identify)
         self.app = WebApp(
-            self.doors, stops, self._callbacks, config.limits.body_bytes, token_middleware, self._check_store
+            self.doors,
+            stops,
+            self._callbacks,
+            config.limits.body_bytes,
+            token_middleware,
+            self._check_store,
+            [view.name for view in config.views],
+            LoginPages(self.logins, config.node_id).routes,
         )
         self.telemetry.metrics.registry.register(
             AgentCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
         )
+
+    def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
+        """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
+        return self._identify.narrow(principal, Credentials(view=view))
 
     async def _check_store(self) -> None:
         """The smallest question to the store. Raises StoreError."""
@@ -216,6 +255,31 @@ class Fabric:
     def _find_agent(self, agent_id: str) -> Manifest | None:
         return self.registry.catalog.get(agent_id)
 
+    def _find_login_target(self, agent_id: str) -> LoginTarget | None:
+        """Agents that registered at run time never ask for logins."""
+        manifest = self.registry.catalog.get(agent_id)
+        if manifest is None or read_terms(manifest) is not None or "auth" not in manifest.endpoint:
+            return None
+        return read_login_target(manifest, resolve_env(manifest.endpoint, self._environ))
+
+    async def _on_login(self, owner: str, agent_id: str) -> None:
+        manifest = self.registry.catalog.get(agent_id)
+        if manifest is None:
+            return
+        try:
+            runtime = await self.runtime_pool.load_runtime(manifest)
+        except FabricError:  # the agent's health says why
+            return
+        if isinstance(runtime, PerPrincipalRuntime):
+            runtime.close_session(owner)
+            runtime.learn(owner)
+
+    async def _on_logout(self, owner: str, agent_id: str) -> None:
+        runtime = self.runtime_pool.find_runtime(agent_id)
+        if isinstance(runtime, PerPrincipalRuntime):
+            runtime.close_session(owner)
+            self._refresh_agent(agent_id)
+
     def _build_runtime_pool(self, stack: AsyncExitStack) -> RuntimePool:
         limits = self.config.limits
         factory = RuntimeFactory(
@@ -223,10 +287,12 @@ class Fabric:
             self._build_runtime_context(stack),
             self._reach,
             self._on_runtime_identified,
+            self.logins,
         )
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(
-            factory.build,
+            # As declared: what the agent said before, and which of its tools are listed, is not the runtime's business.
+            lambda manifest: factory.build(self.registry.find_declaration(manifest)),
             loader=factory.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
@@ -246,6 +312,8 @@ class Fabric:
         share = config.limits.share_per_caller
         tool_threads = WorkerThreads("tools", config.tools.threads, share)
         agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
+        computations = Computations(config.tools.processes, share)
+        stack.callback(computations.close)
         stack.callback(tool_threads.close)
         stack.callback(agent_threads.close)
         return RuntimeContext(
@@ -256,14 +324,14 @@ class Fabric:
             callbacks=self._callbacks,
             environ=self._environ,
             threads=agent_threads,
-            toolbox=Toolbox(config.tools, self._base, web, self._environ, tool_threads),
+            toolbox=Toolbox(config.tools, self._base, web, self._environ, tool_threads, computations),
             on_capabilities_changed=self._refresh_agent,
             on_prompts_resources_changed=self._prompts_and_resources.notify_changed,
         )
 
     def _find_tunnel(self, manifest: Manifest) -> Tunnel | None:
-        """None for registered agents: what goes through unchanged is not judged on the way."""
-        if read_terms(manifest) is not None:
+        """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged."""
+        if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
@@ -297,7 +365,7 @@ class Fabric:
 
     def _refresh_agent(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
-        self._health_monitor.probe_soon(agent_id)
+        self._health_monitor.refresh(agent_id)
 
     def _build_gateway(self) -> Gateway:
         config, registry = self.config, self.registry
@@ -422,8 +490,9 @@ class Fabric:
             gateway=self.gateway,
             operations=self.operations,
             identify=self._identify,
+            narrow_to_views=self._identify.narrow,
             verify_credentials=self._identify.verify_token,
-            issuers=auth_setup.list_token_issuers(self.config),
+            issuers=list_token_issuers(self.config),
             log=self.telemetry.log_request,
             acquire_stream=self._open_stream,
             release_stream=self._close_stream,
@@ -432,6 +501,7 @@ class Fabric:
             caller_share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.render_exposition if self.config.metrics else None,
+            call_log=self.telemetry.log,
             tunnel=self._find_tunnel,
             proxy_steps=self._proxy_steps,
             http=self._tunnel_client,

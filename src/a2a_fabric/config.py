@@ -15,10 +15,11 @@ from msgspec import Meta
 
 from a2a_fabric import plugins
 from a2a_fabric.core.agent import TrustTier
-from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.limits import DEFAULT_SHARE
+from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.core.view import View
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
@@ -49,6 +50,10 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trust: Annotated[TrustTier, Meta(description="Which trust tiers its holder reaches. `local` reaches all.")] = (
         "local"
     )
+    view: Annotated[
+        str | None,
+        Meta(description="A view (`views`) beyond which its holder sees and calls nothing, at any door. Unset: none."),
+    ] = None
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,10 +192,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Manifest files, relative to this one. If two files name the same agent, the first one wins."),
     ] = ("agents.yaml",)
     auth: AuthSettings = AuthSettings()
+    views: Annotated[
+        tuple[View, ...],
+        Meta(
+            description="Named sets of agents and tools. Each has its own address (`/views/NAME/mcp`), a key can be "
+            "bound to one, and the header `X-Fabric-View` or the query `?view=` narrows one request."
+        ),
+    ] = ()
     limits: LimitSettings = LimitSettings()
     routing: RoutingPolicy = RoutingPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
     health: HealthPolicy = HealthPolicy()
+    pin_tools: Annotated[
+        bool,
+        Meta(
+            description="Hold back a tool whose description or schema changed since it was approved, until the "
+            "operator approves it (`a2a-fabric tools approve`). Agents can say otherwise in their `pin_tools`."
+        ),
+    ] = False
     registration: RegistrationSettings = RegistrationSettings()
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
@@ -227,7 +246,7 @@ def load_config(path: Path, environ: Mapping[str, str]) -> Config:
     """Read and check `fabric.yaml`; raises ConfigError."""
     file = YAMLFile.read(path)
     value = {} if file.value is None else file.value
-    for name, location in _find_unset(value, environ):
+    for name, location in find_unset(value, environ):
         raise file.error(f"environment variable {name} is not set", location)
     config = file.decode(Config, resolve_env(value, environ))
     for number, table in enumerate(config.doors):
@@ -258,17 +277,17 @@ def _check_store(file: YAMLFile, config: Config) -> None:
         raise file.error(exc.message.removeprefix("store: "), ("store",)) from exc
 
 
-def _find_unset(value: Any, environ: Mapping[str, str], location: YamlPath = ()) -> Iterator[tuple[str, YamlPath]]:
+def find_unset(value: Any, environ: Mapping[str, str], location: YamlPath = ()) -> Iterator[tuple[str, YamlPath]]:
     """The environment variables that are referred to and not set, each with its location."""
     if isinstance(value, str):
         if value.startswith("env:") and value[4:] not in environ:
             yield value[4:], location
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _find_unset(inner, environ, (*location, str(key)))
+            yield from find_unset(inner, environ, (*location, str(key)))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _find_unset(inner, environ, (*location, number))
+            yield from find_unset(inner, environ, (*location, number))
 
 
 def resolve_env(value: Any, environ: Mapping[str, str]) -> Any:

@@ -12,8 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, suggest_nearest
-from a2a_fabric.core.lazy_import import load_module
-from a2a_fabric.core.plugin import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin
+from a2a_fabric.core.ports import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin, load_module
 
 PluginGroup = Literal["doors", "runtimes", "stores", "schemas"]
 
@@ -29,9 +28,9 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     "runtimes": {
         "a2a": "a2a_fabric.runtimes.a2a:plugin",
         "acp": "a2a_fabric.runtimes.acp.runtime:plugin",
-        "agent-client": "a2a_fabric.runtimes.agent_client:plugin",
+        "agent-client": "a2a_fabric.runtimes.agent_client.runtime:plugin",
         "agentzero": "a2a_fabric.runtimes.agentzero:plugin",
-        "claude": "a2a_fabric.runtimes.claude:plugin",
+        "claude": "a2a_fabric.runtimes.claude.runtime:plugin",
         "fabric": "a2a_fabric.runtimes.fabric.runtime:plugin",
         "grpc": "a2a_fabric.runtimes.grpc.runtime:plugin",
         "http": "a2a_fabric.runtimes.http.runtime:plugin",
@@ -48,7 +47,7 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
         "sqlite": "a2a_fabric.stores.sqlite.store:plugin",
     },
     "schemas": {  # which migrations a store has applied
-        "postgresql": "a2a_fabric.stores.postgres.migrate:inspect_schema",
+        "postgresql": "a2a_fabric.stores.postgres.connections:inspect_schema",
         "sqlite": "a2a_fabric.stores.sqlite.connections:inspect_schema",
     },
 }

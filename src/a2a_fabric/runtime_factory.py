@@ -11,10 +11,10 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.config import resolve_env
-from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError, suggest_nearest
+from a2a_fabric.core.agent import AGENT_KEY, Manifest
+from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.core.remote_agents import AGENT_KEY
+from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.probing.addresses import detect
@@ -23,10 +23,13 @@ from a2a_fabric.probing.findings import Finding
 from a2a_fabric.registry.registration_policy import read_terms
 from a2a_fabric.registry.runtime_pool import RuntimeLoader
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.per_principal import LoginTokens, PerPrincipalRuntime, PerPrincipalSettings
 
 _GUESS_SECONDS = 3.0  # for each probe of an agent whose manifest names no runtime
 
 DEFAULT_KIND = "http"  # for an address at which no other protocol is found
+
+_LOGIN_KINDS = ("mcp", "http", "rest", "rpc")  # they send every request through the context's client, or its token
 
 OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
 
@@ -39,13 +42,19 @@ class RuntimeFactory:
     """
 
     def __init__(
-        self, kinds: Sequence[str], context: RuntimeContext, reach: RegistrationGuards, on_identified: OnIdentified
+        self,
+        kinds: Sequence[str],
+        context: RuntimeContext,
+        reach: RegistrationGuards,
+        on_identified: OnIdentified,
+        logins: LoginTokens,
     ) -> None:
         self.loading = RuntimeLoader(infer_runtime_kind, plugins.load_runtime)
         self._kinds = kinds
         self._context = context
         self._reach = reach
         self._on_identified = on_identified
+        self._logins = logins
         self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
         self._guarded_contexts = {
             guard: _make_guarded_context(context, guard, http) for guard, http in self._clients.items()
@@ -60,6 +69,10 @@ class RuntimeFactory:
         terms = read_terms(manifest)
         context = self._context if terms is None else self._guarded_contexts[self._reach.guard_for(terms.trust)]
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
+        if "auth" in resolved.endpoint:
+            if terms is not None:
+                raise BadInput("Only an agent in the operator's files can ask its callers to log in (`auth`)")
+            return self._build_per_principal(resolved, context)
         runtime = _build_runtime(resolved, context)
         if not needs_detection(manifest):
             return runtime
@@ -70,6 +83,27 @@ class RuntimeFactory:
             partial(self._identify, resolved, context, kinds),
             partial(_build_runtime, context=context),
             self._on_identified,
+        )
+
+    def _build_per_principal(self, manifest: Manifest, context: RuntimeContext) -> Runtime:
+        """Raises BadInput for a bad `auth`, or a runtime that takes no token."""
+        target = read_login_target(manifest, manifest.endpoint)
+        assert target is not None  # noqa: S101  # the endpoint has an `auth`
+        kind = plugins.canonical_kind(infer_runtime_kind(manifest))
+        if manifest.runtime is None or kind not in _LOGIN_KINDS:
+            raise BadInput(
+                f"Agent '{manifest.agent_id}' has `auth: oauth`, which needs a `runtime`: {', '.join(_LOGIN_KINDS)}",
+                agent_id=manifest.agent_id,
+            )
+        endpoint = {name: value for name, value in manifest.endpoint.items() if name != "auth"}
+        settings = PerPrincipalSettings(
+            uri=target.uri,
+            service_token=target.settings.service_token,
+            max_sessions=target.settings.max_sessions,
+            idle_timeout=target.settings.idle_seconds,
+        )
+        return PerPrincipalRuntime(
+            msgspec.structs.replace(manifest, endpoint=endpoint), context, _build_runtime, self._logins, settings
         )
 
     async def _identify(

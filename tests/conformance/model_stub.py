@@ -1,4 +1,4 @@
-"""A stand-in for the model behind an agent client: it asks for one tool, then quotes what the tool said.
+"""A stand-in for the model behind an agent client: it asks for tools, one after another, then quotes the last answer.
 
 It listens on loopback, so a client needs neither an account nor a network. Like
 the real one it refuses a request with a tool that has no proper name or schema.
@@ -20,15 +20,15 @@ _ENDS_WITHIN = 5.0
 
 
 class ModelStub:
-    """Wants `tool` to be called with `arguments`, as soon as it is offered."""
+    """Wants each of `calls`, a tool and its arguments, to be made as soon as the tool is offered."""
 
-    def __init__(self, api: ModelAPI, tool: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, api: ModelAPI, *calls: tuple[str, dict[str, Any]]) -> None:
         self.url = ""
         self.offered: set[str] = set()
         self.answers: list[str] = []  # what tools said
         self.complaints: list[str] = []  # tools that an API would not take
         self._api = api
-        self._call = Move(tool=tool, arguments=json.dumps(arguments))
+        self._calls = [Move(tool=tool, arguments=json.dumps(arguments)) for tool, arguments in calls]
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST" or request.path != self._api.path:
@@ -44,11 +44,10 @@ class ModelStub:
     def _next(self, asked: Asked) -> Move:
         self.offered |= {tool.name for tool in asked.tools}
         self.answers = [*asked.results] or self.answers
-        if asked.results:
+        if len(asked.results) >= len(self._calls):
             return Move(text=f"The tool said: {asked.results[-1]}")
-        if self._call.tool in self.offered:
-            return self._call
-        return Move(text=f"I was not offered {self._call.tool}.")
+        call = self._calls[len(asked.results)]
+        return call if call.tool in self.offered else Move(text=f"I was not offered {call.tool}.")
 
 
 def error(status: int, kind: str, message: str) -> web.Response:
@@ -76,8 +75,8 @@ M = TypeVar("M", bound=Model)
 
 
 @asynccontextmanager
-async def serving_model(api: ModelAPI, tool: str, arguments: dict[str, Any]) -> AsyncIterator[ModelStub]:
-    async with serving(ModelStub(api, tool, arguments)) as stub:
+async def serving_model(api: ModelAPI, *calls: tuple[str, dict[str, Any]]) -> AsyncIterator[ModelStub]:
+    async with serving(ModelStub(api, *calls)) as stub:
         yield stub
 
 

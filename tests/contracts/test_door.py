@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from a2a_fabric import plugins
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.testing.door_contract import (
     BODY_BYTES,
     DoorContract,

@@ -14,21 +14,19 @@ from hypothesis import strategies as st
 from a2a_fabric.core.call import owner_from_principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, LeaseLost
 from a2a_fabric.core.job import (
+    AgentQuota,
     HoldRequest,
     JobError,
     JobOutcome,
     JobState,
     NewJob,
     RetentionPolicy,
-    compute_call_digest,
-    new_job_id,
-)
-from a2a_fabric.core.job_lifecycle import (
-    AgentQuota,
     claim_job,
+    compute_call_digest,
     create_job,
     decide_after_takeover,
     is_abandoned,
+    new_job_id,
     release_job,
     take_over_job,
 )

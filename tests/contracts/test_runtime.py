@@ -14,8 +14,7 @@ import pytest_asyncio
 
 from a2a_fabric import plugins
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Input
-from a2a_fabric.core.content import bind_arguments
+from a2a_fabric.core.call import Call, Input, bind_arguments
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.runtimes.context import RuntimeContext

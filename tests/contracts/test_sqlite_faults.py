@@ -30,9 +30,8 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.job import HoldRequest, JobFilter, RetentionPolicy
 from a2a_fabric.core.stores import job_topic
 from a2a_fabric.core.tasks import TopicSignals
-from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
-from a2a_fabric.stores.sqlite.connections import Row, SqliteReader, Values
-from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore, build
+from a2a_fabric.stores.sqlite.database import Row, SqliteReader, Values
+from a2a_fabric.stores.sqlite.store import SqliteChangePoller, SqliteSettings, SqliteStore, build
 from tests.contracts.stores import begun, completed, new_job, tokens, wish
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,7 @@ from typing import Any
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.result import Part, Question, Result, make_input_required
 from tests.fixtures.node import PATIENCE
 
 _SIZE = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}

@@ -15,7 +15,7 @@ from a2a.client.client import ClientCallContext
 from a2a.types import AgentCard, SendMessageRequest, StreamResponse
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from tests.fixtures.node import PATIENCE, PSK, Node, Reply
 from tests.fixtures.plain import TRUSTS_NOBODY
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.result import Part
 from tests.fixtures.node import PSK, Node, eventually, running
 
 BOB, EVE = "the-key-of-bob", "the-key-of-eve"

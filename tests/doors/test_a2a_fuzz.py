@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from tests.doors.a2a_agents import adder
 from tests.doors.a2a_clients import frames
 from tests.fixtures.fuzzing import LEAK

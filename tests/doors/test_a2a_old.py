@@ -64,7 +64,7 @@ async def test_a_client_of_0_3_does_everything_that_it_can(node: Node, transport
     assert seen["answered"][-1]["task"]["status"]["message"]["parts"][0]["text"] == "Which size?"
     assert seen["cancelled"] == "canceled"
     events = [each["event"] for each in seen["streamed"]]
-    assert events == [None, "status-update", *["artifact-update"] * 3, "status-update"]
+    assert events == [None, "status-update", *["artifact-update"] * 4, "status-update"]
     words = [part["text"] for part in seen["streamed"][-1]["task"]["artifacts"][0]["parts"]]
     assert "".join(words) == "one two three "
     assert "-32001" in seen["missing"] or "404" in seen["missing"]

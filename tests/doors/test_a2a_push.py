@@ -182,3 +182,36 @@ async def test_a_message_that_comes_twice_has_one_config(node: Node) -> None:
         assert first["id"] == again["id"]
         known = await rpc(node, "ListTaskPushNotificationConfigs", {"taskId": first["id"]})
         assert [each["url"] for each in known["result"]["configs"]] == [receiver.url]
+
+
+async def test_a_client_of_0_3_is_told_in_its_own_words_over_every_binding(node: Node) -> None:
+    """Clients of 0.3 read the same body whichever binding they use, with the id of the task that they know."""
+    async with receiving() as receiver:
+        said = {
+            "messageId": "push-of-0-3",
+            "role": "ROLE_USER",
+            "content": [{"text": "hi"}],
+            "metadata": {"skill": "say"},
+        }
+        config = {"blocking": True, "pushNotification": {"url": receiver.url}}
+        path, headers = "/agents/percy/v1/message:send", {"A2A-Version": "0.3"}
+        reply = await node.send("POST", path, json={"request": said, "configuration": config}, headers=headers)
+        task = reply.json["task"]
+        told = [(await receiver.next())[1] for _ in range(2)]
+    assert [each["kind"] for each in told] == ["task", "task"]
+    assert [each["status"]["state"] for each in told] == ["working", "completed"]
+    assert {each["id"] for each in told} == {task["id"]}
+    assert told[-1]["artifacts"][0]["parts"] == [{"kind": "text", "text": "hi"}]
+
+
+async def test_a_0_3_request_over_http_that_does_not_say_that_it_blocks_does_not_block(
+    node: Node, tmp_path: Path
+) -> None:
+    data = {"data": {"data": {"go_on": str(tmp_path / "later")}}}
+    said = {"messageId": "unblocked", "role": "ROLE_USER", "content": [data], "metadata": {"skill": "wait"}}
+    path, headers = "/agents/percy/v1/message:send", {"A2A-Version": "0.3"}
+    reply = await node.send(
+        "POST", path, json={"request": said, "configuration": {"historyLength": 1}}, headers=headers
+    )
+    assert reply.json["task"]["status"]["state"] in ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")
+    (tmp_path / "later").touch()

@@ -10,9 +10,8 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.a2a.parse import parse_user_message
-from a2a_fabric.doors.a2a.request_context import A2ARequestContext
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.doors.a2a.requests import A2ARequestContext, parse_user_message
 from a2a_fabric.doors.a2a.tasks import TaskCreator
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import message

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.events import token
+from a2a_fabric.core.call import Emit
 from a2a_fabric.core.job import JobFilter
-from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import token
 from tests.doors.a2a_clients import frames, message, rpc
 from tests.doors.test_slow_readers import memory
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running

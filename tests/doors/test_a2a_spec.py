@@ -90,7 +90,8 @@ async def test_3_1_2_a_stream_begins_with_the_task_and_closes_at_its_end(node: N
         first, *events = await told(client, request(named("stream-artifact-chunked")))
         assert "task" in first
         chunks = [event["artifactUpdate"] for event in events if "artifactUpdate" in event]
-        assert [chunk["artifact"]["parts"][0]["text"] for chunk in chunks] == ["chunk-1 ", "chunk-2"]
+        assert [chunk["artifact"]["parts"][0]["text"] for chunk in chunks] == ["chunk-1 ", "chunk-2", ""]
+        assert [chunk.get("lastChunk", False) for chunk in chunks] == [False, False, True]
         assert len({chunk["artifact"]["artifactId"] for chunk in chunks}) == 1
         assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
         assert {each["taskId"] for event in events for each in event.values()} == {first["task"]["id"]}

@@ -25,10 +25,12 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Part
+from tests.doors.test_client_wires import CONFIG, percy
 from tests.fixtures.node import PATIENCE, PSK, running, running_in_thread
 from tests.fixtures.percy import Percy
+from tests.marks import requirement
 
 TRACE = {"trace_id": "6f9619ff-8b86-4011-b42d-00c04fc964ff", "span_id": "6f9619ff-8b86-4011-b42d-00c04fc964fe"}
 DONE = {"ok": True, "trace": {**TRACE, "parent_span_id": None}, "result": {"answer": "done"}, "error": None}
@@ -330,3 +332,15 @@ def test_the_twins_have_the_same_surface() -> None:
     for name in names:
         asynchronous = inspect.signature(getattr(FabricClient, name)).parameters
         assert asynchronous == inspect.signature(getattr(SyncFabricClient, name)).parameters, name
+
+
+@requirement("002-21", "004-32")
+def test_the_sync_client_speaks_both_too() -> None:
+    with running_in_thread(percy(), config=CONFIG) as url, SyncFabricClient(url, PSK) as fabric:
+        assert fabric.directory.task("shout", {"text": "a"})["output"] == {"answer": "A"}
+        assert [event["event"] for event in fabric.directory.stream("shout", {"text": "a"})][-1] == "final"
+        sent = fabric.messages.send("percy", "hello", capability="shout")
+        assert fabric.messages.reply(sent["id"])["metadata"]["in_reply_to"] == sent["id"]
+        task = fabric.tasks.create("percy", {"text": "b"}, capability="shout")
+        assert fabric.tasks.result(task["id"], PATIENCE)["output"] == {"answer": "B"}
+        assert fabric.tasks.list(limit=3)

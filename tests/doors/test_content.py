@@ -14,9 +14,8 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient
-from a2a_fabric.core.content import KIND_KEY, attachment_from_part
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.call import KIND_KEY, attachment_from_part
+from a2a_fabric.core.result import Part, Result
 from tests.fixtures.mcp_client import client
 from tests.fixtures.node import PSK, Node, check_envelope, running
 from tests.marks import requirement

@@ -13,7 +13,7 @@ import websockets
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from a2a_fabric.core.delegation import DELEGATION_HEADER, DELEGATION_META_KEY, encode_chain_header, make_chain_entry
+from a2a_fabric.core.propagation import DELEGATION_HEADER, DELEGATION_META_KEY, encode_chain_header, make_chain_entry
 from tests.doors.a2a_clients import message
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.mcp_servers.serving import EVERYDAY

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.result import Part
 from tests.doors.directory_clients import OUTCOME, exactly, post, rpc
 from tests.fixtures.agents.rpc import RPCAgent
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running

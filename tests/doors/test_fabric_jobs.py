@@ -15,8 +15,7 @@ import pytest
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AgentOffline, StoreUnavailable
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.result import Question, Result, make_input_required
 from a2a_fabric.stores.sqlite.store import build
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.fixtures.postgres import shared

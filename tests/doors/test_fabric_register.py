@@ -17,8 +17,8 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.http import HTTPApp
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import StoreUnavailable
-from a2a_fabric.registry.leases import LeaseExpirer
 from a2a_fabric.registry.registration_policy import RegistrationTerms, add_terms
+from a2a_fabric.registry.sources.store import LeaseExpirer
 from tests.contracts.stores import ENGINES, SHARED
 from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_servers.serving import serving

@@ -18,10 +18,9 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, UpstreamRefused
 from a2a_fabric.core.job import ClaimRequest, HoldRequest
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import make_input_required
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import Question, make_input_required
 from a2a_fabric.core.stores import job_topic
-from a2a_fabric.core.trace import new_id
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.postgres import shared

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from a2a_fabric.core.json_depth import MAX_JSON_DEPTH, is_too_deep
+from a2a_fabric.core.limits import MAX_JSON_DEPTH, is_too_deep
 from a2a_fabric.doors.edge import may_be_json
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize

@@ -47,7 +47,7 @@ async def test_its_capabilities_are_tools_under_their_own_names(node: Node, perc
     async with client(node, mode, path="/agents/percy/mcp") as connected:
         tools = {tool.name: tool for tool in (await connected.list_tools()).tools}
         assert set(tools) == {capability.name for capability in percy.agent.manifest().capabilities}
-        assert tools["reason"].title == "fabric.tool.agent.percy.reason"
+        assert (tools["reason"].meta or {})["a2a-fabric/name"] == "fabric.tool.agent.percy.reason"
         result = await connected.call_tool("reason", {"task": "alone"})
         assert result.structured_content == {"answer": "alone", "depth": 1}
         assert [str(each.uri) for each in (await connected.list_resources()).resources] == ["fabric://agents/percy"]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import mcp_types as types
 import msgspec
 import pytest
+import websockets
 from mcp import Client
 
 from a2a_fabric.core.agent import Manifest
 from tests.fixtures.mcp_client import client, socket_client
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
 from tests.fixtures.percy import Percy
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
@@ -133,7 +134,8 @@ async def test_no_name_changes_when_others_come_and_go(node: Node) -> None:
         listed = await names(connected)
         assert "a_b_c" in listed
         (tailed,) = [name for name in listed if name.startswith("a_b_c_")]
-        found = {tool.name: tool.title for tool in (await connected.list_tools()).tools}
+        tools = (await connected.list_tools()).tools
+        found = {tool.name: (tool.meta or {})["a2a-fabric/name"] for tool in tools}
         assert found["a_b_c"] == "fabric.tool.agent.a-b.c"
         assert found[tailed] == "fabric.tool.agent.a.b_c"
 
@@ -158,3 +160,31 @@ async def test_an_agent_that_describes_itself_later_gets_its_tools_then(node: No
         assert "late_act" in await names(connected)
         joins(node, "late", "act", "think")
         assert {"late_act", "late_think"} <= set(await names(connected))
+
+
+async def test_a_client_that_never_reads_its_notifications_delays_no_other(node: Node) -> None:
+    url = node.url.replace("http", "ws", 1) + "/mcp/ws"
+    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "silent", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+    key = {"Authorization": f"Bearer {PSK}"}
+    async with (
+        asyncio.timeout(PATIENCE),
+        websockets.connect(url, additional_headers=key, max_queue=1) as silent,
+    ):
+        await silent.send(msgspec.json.encode(hello).decode())
+        await silent.recv()
+        await silent.send('{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        for number in range(3):
+            told = Told()
+            async with socket_client(node, "legacy", message_handler=told) as connected:
+                await names(connected)
+                for each in range(20):
+                    joins(node, f"guest-{number}-{each}")
+                await told.both.wait()
+                assert f"guest_{number}_19_act" in await names(connected)
+        seen = []
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.5):
+                    seen.append(await silent.recv())
+        assert 0 < len(seen) <= 12, "changes within a short time are one notification for each list"

@@ -50,11 +50,10 @@ async def calling(toolset: MCPToolset[Any], *tools: str) -> tuple[list[str], dic
 async def test_its_model_is_offered_every_tool_and_hears_what_each_says() -> None:
     percy = Percy()
     async with running(percy.agent) as node:
-        wanted = ("fabric_agent_list", "fabric_health", "percy_reason", "percy_plan")
+        wanted = ("fabric_tool_list", "percy_reason", "percy_plan")
         offered, said = await calling(over_http(node), *wanted)
         assert {*wanted, "fabric_tool_call", "percy_refuse"} <= {*offered}
-        assert [agent["agent_id"] for agent in said["fabric_agent_list"]["agents"]] == ["percy"]
-        assert said["fabric_health"]["ok"] is True
+        assert "agent.percy.reason" in {tool["tool_id"] for tool in said["fabric_tool_list"]["tools"]}
         assert said["percy_reason"] == {"answer": "a", "depth": 1}, "its model says `a` wherever words are wanted"
         assert len(percy.calls) == 1
         assert said["percy_plan"]["citations"] == [{"title": "a book"}]
@@ -64,9 +63,9 @@ async def test_the_tools_work_over_stdio_too(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         home = environment(node.home)
         program = StdioTransport(COMMAND[0], [*COMMAND[1:], "mcp"], env=home, cwd=str(tmp_path), keep_alive=False)
-        offered, said = await calling(MCPToolset(program, init_timeout=PATIENCE), "fabric_agent_list", "percy_reason")
+        offered, said = await calling(MCPToolset(program, init_timeout=PATIENCE), "fabric_tool_list", "percy_reason")
         assert "percy_reason" in offered
-        assert "percy" in {agent["agent_id"] for agent in said["fabric_agent_list"]["agents"]}
+        assert "agent.percy.reason" in {tool["tool_id"] for tool in said["fabric_tool_list"]["tools"]}
         assert said["percy_reason"]["answer"]
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.doors.mcp.sessions import FastSessions
-from a2a_fabric.protocols.mcp.frames import McpMessage, parse_message
+from a2a_fabric.protocols.mcp.wire import McpMessage, parse_message
 from a2a_fabric.testing import FakeClock
 from tests.fixtures.mcp_raw import Session
 from tests.fixtures.node import PATIENCE, PSK, Node, running
@@ -111,4 +111,4 @@ def test_who_is_not_the_opener_has_no_seat() -> None:
     assert seats.find(head(), call, bob) is None
     assert seats.find(head(version="2025-06-18"), call, alice) is None
     assert seats.find(head("s2"), call, alice) is None
-    assert seats.find(head(), message("tools/list", 1), alice) is None
+    assert seats.find(head(), message("prompts/list", 1), alice) is None

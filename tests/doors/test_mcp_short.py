@@ -12,7 +12,7 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.doors.edge import RequestHead
-from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp import wire
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import PATIENCE, Node, Reply, running
 from tests.fixtures.percy import Percy
@@ -62,7 +62,7 @@ def goes_the_short_way(node: Node, method: str, params: dict[str, Any], meta: di
     headers = [(key.lower().encode(), value.encode()) for key, value in head.items()]
     headers.append((b"content-type", b"application/json"))
     short: Any = node.fabric.doors[1].hot["/mcp"]._fast_path  # type: ignore[attr-defined]
-    request = short.parse({"headers": headers}, RequestHead(headers), frames.parse_message(json.dumps(body).encode()))
+    request = short.parse({"headers": headers}, RequestHead(headers), wire.parse_message(json.dumps(body).encode()))
     return request is not None and short.is_trusted(request)
 
 

@@ -137,7 +137,7 @@ async def test_one_node_over_stdio_with_local_agent_processes(
 
     async with stdio(tmp_path, mode) as connected:
         names = [tool.name for tool in (await connected.list_tools()).tools]
-        assert names[-2:] == ["percy_reason", "coder_code"]
+        assert names[:2] == ["percy_reason", "coder_code"], "agents come first"
         for name, agent_id in (("percy_reason", "percy"), ("coder_code", "coder")):
             result = await connected.call_tool(name, {"task": "one two"}, progress_callback=listen)
             assert words(result) == f"{agent_id} did one two"
@@ -176,7 +176,7 @@ async def test_it_attaches_to_the_node_that_runs(node: Node, mode: str) -> None:
     before = calls()
     async with stdio(node.folder, mode) as connected:
         names = [tool.name for tool in (await connected.list_tools()).tools]
-        assert names[-1] == "only_greet", "a node of its own would have the demo fleet"
+        assert names[0] == "only_greet", "a node of its own would have the demo fleet"
         assert words(await connected.call_tool("only_greet", {"task": "x"})) == "here"
         until(lambda: calls() > before, "the node's log")
 
@@ -186,7 +186,7 @@ async def test_with_a_configuration_it_is_a_node_of_its_own(node: Node, tmp_path
     own.write_text(json.dumps([{"agent_id": "mine", "endpoint": {"uri": "http://127.0.0.1:9/"},
                                 "capabilities": [{"name": "act"}]}]))  # fmt: skip
     async with stdio(node.folder, "auto", "--agents", str(own)) as connected:
-        assert (await connected.list_tools()).tools[-1].name == "mine_act"
+        assert (await connected.list_tools()).tools[0].name == "mine_act"
 
 
 async def test_what_agents_print_does_not_reach_the_client(tmp_path: Path) -> None:
@@ -263,3 +263,21 @@ def test_a_node_that_goes_away_ends_it_with_a_sentence(tmp_path: Path) -> None:
         node.signal(signal.SIGKILL)
         assert process.wait(PATIENCE) == 1
         assert "Error: The connection to the node at" in (tmp_path / "stderr").read_text()
+
+
+async def test_a_view_narrows_a_node_of_its_own_and_a_node_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "fabric.yaml").write_text("views:\n  - {name: thinking, tools: ['percy.reason']}\n")
+    agent = {"agent_id": "percy", "runtime": "http", "endpoint": {"uri": "http://127.0.0.1:9/"}}
+    offered = [{"name": "reason"}, {"name": "plan"}]
+    (tmp_path / "agents.yaml").write_text(json.dumps([{**agent, "capabilities": offered}]))
+
+    async def list_agent_tools(folder: Path) -> list[str]:
+        async with stdio(folder, "auto", "--view", "thinking") as connected:
+            return [tool.name for tool in (await connected.list_tools()).tools if "percy" in tool.name]
+
+    assert await list_agent_tools(tmp_path) == ["percy_reason"]
+    with running_node(tmp_path) as node:
+        assert await list_agent_tools(node.folder) == ["percy_reason"]
+    done = run("mcp", "--view", "gone", home=tmp_path / "home", folder=tmp_path, stdin="")
+    assert done.returncode == 1
+    assert "This node has no view 'gone'. Its views are: thinking" in done.stderr

@@ -13,9 +13,9 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from a2a_fabric.core.events import Event, progress, token
-from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.mcp.progress import McpEventWriter
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Event, progress, token
+from a2a_fabric.doors.mcp.results import McpEventWriter
 from tests.fixtures.mcp_client import MODES, client, socket_client
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PATIENCE, Node, eventually, running
@@ -181,12 +181,19 @@ async def test_a_stream_that_is_hung_up_cancels_in_the_handshake_era(node: Node,
         await soon(percy.cancelled)
 
 
-async def test_a_stream_of_progress_that_is_hung_up_cancels_in_the_handshake_era(node: Node, percy: Percy) -> None:
+async def test_a_stream_that_breaks_in_the_handshake_era_cancels_nothing_until_the_session_ends(
+    node: Node, percy: Percy
+) -> None:
     async with Session(node) as session:
         async with session.post(WITH_PROGRESS) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             await soon(percy.started)
             response.close()
+        await asyncio.sleep(0.5)
+        assert not percy.cancelled.is_set()
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+        async with session.post(cancel) as accepted:
+            assert accepted.status == 202
         await soon(percy.cancelled)
 
 
@@ -224,14 +231,19 @@ def told(narration: McpEventWriter, *events: Event) -> list[dict[str, Any]]:
 
 def test_progress_rises_whatever_the_agent_says() -> None:
     said = [progress(30), token("a"), progress(20), progress(30), token("b"), progress(100), token("c"), progress(100)]
-    steps = [each["progress"] for each in told(McpEventWriter("t", wants_logs=False), *said)]
+    steps = [each["progress"] for each in told(McpEventWriter("t", None), *said)]
     assert steps == sorted(set(steps))
     assert steps[0] == 30.0
     assert steps[5] == 100.0
 
 
+def test_progress_never_passes_a_total_that_is_named() -> None:
+    for params in told(McpEventWriter("t", None), progress(100), token("a"), progress(100), token("b")):
+        assert params["progress"] <= params.get("total", float("inf"))
+
+
 def test_what_json_cannot_hold_is_told_in_words() -> None:
     odd = [token("half \ud800"), Event("artifact", {"name": "x", "bytes": {1, 2}}), Event("status", {"n": 10**60})]
-    for params in told(McpEventWriter(7, wants_logs=True), *odd):
+    for params in told(McpEventWriter(7, "info"), *odd):
         json.dumps(params).encode("utf-8")
         assert "\ud800" not in json.dumps(params, ensure_ascii=False)

@@ -15,9 +15,9 @@ import websockets
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import AgentOffline, UpstreamRefused
 from a2a_fabric.core.job import JOB_STATES, Job, JobError, JobState
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.doors.mcp.results import render_task
-from a2a_fabric.protocols.mcp.versions import TASKS_EXTENSION
+from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 from tests.fixtures.agents.tasks import AGENT_ID, tasks_agent
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running

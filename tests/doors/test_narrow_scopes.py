@@ -63,7 +63,8 @@ def inner(agent_id: str, capability: str) -> Agent:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node() -> AsyncIterator[Node]:
     config = {"doors": DOORS, "auth": {"keys": KEYS}, "limits": {"connections": 500}}
-    config["doors"] = [{**each, "requests_per_minute": None} if each["kind"] == "rest" else each for each in DOORS]
+    own: dict[str, dict[str, Any]] = {"rest": {"requests_per_minute": None}, "mcp": {"gateway_tools": "all"}}
+    config["doors"] = [{**each, **own.get(each["kind"], {})} for each in DOORS]
     async with running(percy(), inner("quaestor", "auditing"), inner("understudy", "standing"), config=config) as found:
         yield found
 
@@ -166,7 +167,7 @@ async def test_no_mistake_in_a_name_makes_the_node_suggest_a_hidden_agent(node: 
 @pytest.mark.parametrize("token", [*LIMITED, TOPICAL, SCRAPER, WRITER])
 async def test_no_list_count_card_or_page_tells_of_a_hidden_agent(node: Node, token: str) -> None:
     for verb, path in dict.fromkeys(paths_of(node, "percy")):
-        if verb != "GET" or path in ("/metrics", "/mcp/metrics", "/a2a/events", "/a2a/stream", "/stream"):
+        if verb != "GET" or path in ("/metrics", "/mcp/metrics", "/a2a/events", "/a2a/stream", "/stream", "/sse"):
             continue
         reply = await ask(node, verb, path, None, token)
         assert not [name for name in HIDDEN if name in reply.body], (path, reply.body)

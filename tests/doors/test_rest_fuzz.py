@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from tests.doors.rest_bench import mirror, percy
 from tests.fixtures.fuzzing import LEAK, MARKS, many
 from tests.fixtures.node import PSK, running_in_thread

@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.result import Question, Result, make_input_required
 from tests.doors.rest_bench import (
     BOB,
     ISO_Z,

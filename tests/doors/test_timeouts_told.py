@@ -16,6 +16,8 @@ from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 
 from a2a_fabric.agent import Agent
+from a2a_fabric.core.job import EXPIRED_ERROR
+from a2a_fabric.doors.directory.jsonrpc import TASK_TIMEOUT, protocol_error_from
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
@@ -184,3 +186,9 @@ async def test_the_directory_says_so(node: Node) -> None:
     params = {"taskId": "bare", "action": "sleep", "agentId": "slow", "input": {"task": "?"}}
     bare = await node.send("POST", "/a2a/task", json=params)
     assert bare.status == 504
+
+
+def test_the_directory_says_so_of_a_task_that_was_not_begun_in_time() -> None:
+    """On a busy node; the caller sees the same reason, and the details say more."""
+    told = protocol_error_from(EXPIRED_ERROR.to_error(), "trace")
+    assert (told.code, told.data["reason"], told.data["details"]) == (TASK_TIMEOUT, "timeout", {"reason": "expired"})

@@ -405,7 +405,8 @@ class TestWhereToGetThem:
         stranger = await node.send("POST", "/mcp", token=None, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
         assert stranger.status == 401
         where = f"{node.url}/.well-known/oauth-protected-resource/mcp"
-        assert stranger.headers["www-authenticate"] == f'Bearer realm="fabric", resource_metadata="{where}"'
+        challenge = f'Bearer realm="fabric", scope="staff", resource_metadata="{where}"'
+        assert stranger.headers["www-authenticate"] == challenge
         about = (await node.send("GET", "/.well-known/oauth-protected-resource/mcp", token=None)).json
         assert about["resource"] == f"{node.url}/mcp"
         assert about["authorization_servers"] == [server.issuer]

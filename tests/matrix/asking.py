@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core.call import Attachment
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Fallback
+from a2a_fabric.core.result import Fallback, Part
 
 PATIENCE = 30.0  # seconds until something that should happen counts as not happening
 

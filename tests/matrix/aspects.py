@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.result import Part
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.agents.kind import CONTENT, REASON, STAND_IN, WORDS, Asked, Kind
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, ignore

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
-from a2a_fabric.core.question import Answer, Answers
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Answer, Answers, Result
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.runtimes.a2a import build

@@ -11,15 +11,21 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.content import attachment_from_part
-from a2a_fabric.core.deadline import enforce_deadline
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit, Handler, ignore_event
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    Handler,
+    Input,
+    Principal,
+    ResponseForm,
+    Target,
+    attachment_from_part,
+    ignore_event,
+)
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.core.question import Answer, Answers
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Answer, Answers, Part, Result
+from a2a_fabric.core.tasks import enforce_deadline
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 

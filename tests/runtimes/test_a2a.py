@@ -13,12 +13,10 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.content import attachment_from_part
+from a2a_fabric.core.call import Principal, attachment_from_part, ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, UpstreamRefused
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.core.propagation import format_traceparent
+from a2a_fabric.core.result import Part
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from tests.fixtures.agents.a2a_agent import PAGE
 from tests.fixtures.agents.a2a_serving import Served, serving

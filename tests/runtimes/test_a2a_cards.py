@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.protocols.a2a.card import read_card
 from a2a_fabric.protocols.a2a.models import A2ABinding, A2AVersion
 from a2a_fabric.runtimes.a2a import build
-from a2a_fabric.runtimes.a2a.card import choose_interface, manifest_from_card, modalities_of, takes_json
+from a2a_fabric.runtimes.a2a.connection import choose_interface, manifest_from_card, modalities_of, takes_json
 from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.agents.calling import call_of
 from tests.marks import requirement

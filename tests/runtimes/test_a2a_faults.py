@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.tasks import Deadline
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes import http_agents
 from tests.runtimes.a2a_bench import Bench, card_at, our_tasks

@@ -12,15 +12,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callback, Callbacks
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.question import Answer
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import Answer
 from a2a_fabric.protocols.a2a.decode import parse_push
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, SendOptions, TaskStatusUpdate
 from a2a_fabric.runtimes.a2a.client import RequestOptions
-from a2a_fabric.runtimes.a2a.connection import connect
-from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
+from a2a_fabric.runtimes.a2a.connection import A2AEndpoint, connect
 from a2a_fabric.runtimes.a2a.messages import parts_from_call
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from a2a_fabric.web.asgi import WebApp

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import BadInput, FabricError
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.question import Answer, Answers
+from a2a_fabric.core.result import Answer, Answers
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from tests.fixtures.agents.a2a_agent import PAGE
 from tests.fixtures.agents.a2a_serving import Served, serving

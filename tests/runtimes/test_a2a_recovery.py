@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import UpstreamInterrupted
-from a2a_fabric.core.pipeline import ignore_event
 from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes.a2a_bench import LINES, NEW_LINES, Bench, card_at, wired_to

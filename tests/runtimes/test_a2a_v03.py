@@ -12,10 +12,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from a2a_fabric.core.content import attachment_from_part
+from a2a_fabric.core.call import attachment_from_part, ignore_event
 from a2a_fabric.core.errors import BadInput, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.question import Answer
+from a2a_fabric.core.result import Answer
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from tests.fixtures.agents.a2a_serving import Served, serving_v03
 from tests.fixtures.agents.calling import Heard, call_of, until

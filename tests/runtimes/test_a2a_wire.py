@@ -18,7 +18,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.result import Part
 from a2a_fabric.protocols.a2a.decode import parse_reply, parse_rpc_reply
 from a2a_fabric.protocols.a2a.errors import upstream_reason
 from a2a_fabric.protocols.a2a.models import (
@@ -27,11 +27,14 @@ from a2a_fabric.protocols.a2a.models import (
     A2ATask,
     A2ATaskStatus,
     A2AUpdate,
+    Dialect,
     TaskArtifactUpdate,
     TaskStatusUpdate,
+    WirePart,
+    parse_parts,
+    parse_state,
+    render_part,
 )
-from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
-from a2a_fabric.protocols.a2a.states import parse_state
 from a2a_fabric.runtimes.a2a.client import error_from_http
 from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
 from tests.matrix.agents.kind import CONTENT

@@ -19,11 +19,8 @@ from a2a_fabric.core.errors import (
     CapabilityNotFound,
     UpstreamRefused,
 )
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.acp import build
+from a2a_fabric.core.result import Answers, Event, Part, Result
+from a2a_fabric.runtimes.acp.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.fixtures.node import tasks_are_down_to
 from tests.fixtures.peers import peer

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -19,11 +20,9 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.runtimes.acp import build
 from a2a_fabric.runtimes.acp.client import RUNS_PATH, ACPClient, ACPRunRequest
-from a2a_fabric.runtimes.acp.run_follower import RunFollower, RunProgress
+from a2a_fabric.runtimes.acp.runtime import RunFollower, RunProgress, build
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
 from a2a_fabric.runtimes.upstream import JSONAPIClient
 from tests.fixtures.agents.calling import HERE, Heard, until

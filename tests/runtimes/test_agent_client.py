@@ -15,15 +15,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.call import Attachment, Call
+from a2a_fabric.core.call import Attachment, Call, ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, Conflict, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.core.question import Answer, Answers
-from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.agent_client import build
+from a2a_fabric.core.result import Answer, Answers, Event, Part, Result
+from a2a_fabric.runtimes.agent_client.runtime import build
 from tests.fixtures.agents.agent_client_program import PIXEL
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of, until
 

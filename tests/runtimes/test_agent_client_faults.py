@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, ignore_event
 from a2a_fabric.core.errors import AgentOffline, NotReached, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.runtimes.agent_client import build
+from a2a_fabric.runtimes.agent_client.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 
 PROGRAM = [sys.executable, "-I", "-S", str(HERE / "agent_client_raw.py")]

@@ -14,9 +14,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import BadInput, CallTimeout, UpstreamRefused
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Answers, Part, Result
 from a2a_fabric.runtimes.agentzero import build
 from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.fixtures.node import tasks_are_down_to

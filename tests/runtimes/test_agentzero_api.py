@@ -24,8 +24,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamRefused,
 )
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Part, Result
 from a2a_fabric.runtimes.agentzero import build
 from tests.fixtures.agents.calling import HERE
 from tests.fixtures.peers import peer

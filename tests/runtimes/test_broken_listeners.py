@@ -15,10 +15,10 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Emit
 from a2a_fabric.core.errors import StoreError
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Event
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes import rest, rpc
 from a2a_fabric.runtimes.context import RuntimeContext

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Call
+from a2a_fabric.core.call import Attachment, Call, ignore_event
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -23,11 +23,10 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Event
 from a2a_fabric.plugins import load_runtime
-from a2a_fabric.runtimes.claude import build
+from a2a_fabric.runtimes.claude.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 from tests.marks import requirement
 

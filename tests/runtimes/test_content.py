@@ -12,11 +12,9 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import attachment_from_part
+from a2a_fabric.core.call import Call, attachment_from_part, ignore_event
 from a2a_fabric.core.errors import UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.result import Part
 from a2a_fabric.runtimes.process.runtime import build
 from tests.fixtures.agents.calling import HERE, call_of, context_at, manifest_of
 from tests.fixtures.agents.matrix import make

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import (
+from a2a_fabric.core.call import Call, ignore_event
+from a2a_fabric.core.propagation import (
     DELEGATION_HEADER,
     DELEGATION_META_KEY,
     DELEGATION_VARIABLE,
     encode_chain_header,
     make_chain_entry,
 )
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.runtimes import agent_client, claude
+from a2a_fabric.runtimes.agent_client import runtime as agent_client
+from a2a_fabric.runtimes.claude import runtime as claude
 from tests.fixtures.agents.calling import call_of, context_at, manifest_of
 from tests.fixtures.mcp_servers.serving import EVERYDAY, serving
 from tests.fixtures.node import PATIENCE, PSK, Node, running

@@ -12,12 +12,9 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.call import Call, Input, Principal, Target
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.call import Call, Input, Principal, Target, ignore_event
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Part, Question, Result, make_input_required
 from tests.fixtures.mcp_client import client
 from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
@@ -108,7 +105,7 @@ async def test_every_page_copes_with_the_slash(pair: Pair) -> None:
 @requirement("001-52", "001-56")
 async def test_mcp_clients_reach_the_agents_of_another_node(pair: Pair) -> None:
     async with client(pair.here) as whole:
-        tools = {tool.title: tool.name for tool in (await whole.list_tools()).tools}
+        tools = {(tool.meta or {})["a2a-fabric/name"]: tool.name for tool in (await whole.list_tools()).tools}
         name = tools["fabric.tool.agent.lab/percy.reason"]
         assert name == "lab_percy_reason"
         assert (await whole.call_tool(name, {"task": "by MCP"})).structured_content == {"answer": "by MCP", "depth": 1}

@@ -9,7 +9,7 @@ from typing import Any
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import make_chain_entry
+from a2a_fabric.core.propagation import make_chain_entry
 from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement

@@ -14,8 +14,7 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.result import Question, Result, make_input_required
 from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.runtimes.fabric_nodes import QUIET, Line, entry, line_to, listed
 

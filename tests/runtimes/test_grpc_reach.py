@@ -16,9 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Target
+from a2a_fabric.core.call import Target, ignore_event
 from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient

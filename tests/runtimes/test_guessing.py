@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentOffline
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.probing.autodetect import AutodetectRuntime
 from a2a_fabric.probing.client import ProbeUnanswered
 from a2a_fabric.probing.findings import Finding

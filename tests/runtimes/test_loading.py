@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.breaker import BreakerPolicy
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentOffline, CallTimeout
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.registry.runtime_pool import RuntimeLoader, RuntimePool
 from a2a_fabric.testing import ScriptedRuntime
 from tests.fixtures.node import PATIENCE, running

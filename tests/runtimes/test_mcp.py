@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import BadInput, CallTimeout, CapabilityNotFound, UpstreamRefused
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.core.propagation import format_traceparent
+from a2a_fabric.core.result import Event, Part
+from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.runtimes.mcp.runtime import McpRuntime
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.mcp_servers.serving import serving

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, ignore_event
 from a2a_fabric.core.errors import AgentOffline, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.mcp.runtime import McpRuntime
 from a2a_fabric.web.server import bind_socket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -80,3 +81,17 @@ async def test_the_catalog_follows_a_servers_changes() -> None:
                 assert grown["ok"], grown
                 await eventually(lambda agent_id=agent_id: offers(node, agent_id, "novelty"))  # type: ignore[misc]
                 assert (await node.ask(agent_id, "novelty"))["result"] == {"answer": "new here"}
+
+
+async def test_a_program_that_takes_long_to_start_is_not_called_offline_meanwhile() -> None:
+    slow = ["sh", "-c", f"sleep 1; exec {shlex.join(map(str, odd('old')))}"]
+    config = {**CONFIG, "health": {"interval": 0.1, "timeout": 0.1}}
+    async with running(manifests=[agent("slow", command=slow)], config=config) as node:
+        statuses = set()
+
+        async def is_online() -> bool:
+            statuses.add((await described(node, "slow"))["status"])
+            return "online" in statuses
+
+        await eventually(is_online)
+        assert statuses == {"unknown", "online"}

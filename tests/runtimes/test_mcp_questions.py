@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Call, Principal, ignore_event
 from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.question import Answer, Answers, Question, Questions
-from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.mcp.pending import McpPendingQuestions, PendingMcpRequest
+from a2a_fabric.core.result import Answer, Answers, Question, Questions, Result
+from a2a_fabric.runtimes.mcp.questions import McpPendingQuestions, PendingMcpRequest
 from a2a_fabric.runtimes.mcp.runtime import McpRuntime
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.mcp_servers.asking import URL, asking_program, serving_asking

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -25,9 +26,8 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Event
 from a2a_fabric.runtimes.process.runtime import build
 from a2a_fabric.runtimes.programs import RestartPolicy
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until

@@ -10,9 +10,9 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.result import Event
 from a2a_fabric.runtimes.python import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of
 from tests.fixtures.agents.everyday import agent as everyday

@@ -2,7 +2,7 @@
 
 Each attack holds what it got for as long as it runs and lets go of it at the end. All loops
 are bounded in time and number, and only the node's own loopback address is asked. What the
-node answers does not matter here: the honest callers beside it say whether it hurt.
+node answers is counted and printed, so that the test can tell an attack from a request that was wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,7 @@ class Attacker:
         self.url = url
         self.key = key
         self.ends_at = time.monotonic() + seconds
+        self.outcomes: Counter[str] = Counter()  # of what was read: error codes, or "ok"
         self._hold: list[Any] = []
 
     @property
@@ -91,8 +93,16 @@ class Attacker:
                 body, headers = bodies(number)
                 with suppress(aiohttp.ClientError, TimeoutError):
                     async with session.post(self.url + path, json=body, headers=headers) as reply:
-                        await reply.read()
+                        self.outcomes[_name_outcome(await reply.read())] += 1
                 await asyncio.sleep(_PAUSE)
+
+
+def _name_outcome(reply: bytes) -> str:
+    try:
+        envelope = json.loads(reply)
+    except ValueError:
+        return "ok"  # an event stream
+    return str(envelope.get("error_code", "error")) if envelope.get("error") else "ok"
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -167,10 +177,11 @@ async def many_jobs(attacker: Attacker) -> None:
 
 @attack
 async def slow_tools(attacker: Attacker) -> None:
-    text = "ab" * 20_000
+    lines = [str(number * 7919 % 20) for number in range(3_000)]  # many equal lines: a second of difflib's time
+    texts = {"original": "\n".join(lines), "modified": "\n".join(reversed(lines))}
 
     def body(number: int) -> tuple[Any, dict[str, str]]:
-        return {"name": "fabric.tool.text.diff", "arguments": {"a": text, "b": text[::-1]}}, {}
+        return {"name": "fabric.tool.text.diff", "arguments": texts}, {}
 
     await asyncio.gather(*(attacker.post("/mcp/call", body) for _ in range(8)))
 
@@ -187,13 +198,13 @@ async def schema_bombs(attacker: Attacker) -> None:
     def body(number: int) -> tuple[Any, dict[str, str]]:
         schema = (bomb, nest, pattern)[number % 3]
         manifest = {
-            "agent_id": f"bomb-{number % 10}",
+            "agent_id": f"bomb-{number // 2 % 10}",
             "endpoint": {"uri": "http://127.0.0.1:9/"},
             "runtime": "http",
             "capabilities": [{"name": "go", "input_schema": schema}],
         }
         if number % 2:
-            call = {"agent_id": f"bomb-{number % 10}", "capability": "go", "task": "", "context": {"a": "a" * 40}}
+            call = {"agent_id": f"bomb-{number // 2 % 10}", "capability": "go", "task": "", "context": {"a": "a" * 40}}
             return {"name": "fabric.call", "arguments": {**call, "timeout_ms": 500}}, {}
         return {"name": "fabric.agent.register", "arguments": manifest}, {}
 
@@ -202,14 +213,16 @@ async def schema_bombs(attacker: Attacker) -> None:
 
 @attack
 async def loops_through_the_node(attacker: Attacker) -> None:
-    """An agent whose address is the node's own."""
+    """An agent whose address is the node's own, and calls of it that call it again."""
+    endpoint = {"uri": f"{attacker.url}/mcp", "headers": attacker.authorized}
+    call: dict[str, Any] = {"agent_id": "mirror", "capability": "fabric_call", "task": "", "timeout_ms": 2000}
+    for _ in range(8):
+        call = {**call, "context": call}
 
     def body(number: int) -> tuple[Any, dict[str, str]]:
-        manifest = {"agent_id": "mirror", "endpoint": {"uri": f"{attacker.url}/agents/mirror"}, "runtime": "http"}
         if number == 0:
-            capability = [{"name": "go"}]
-            return {"name": "fabric.agent.register", "arguments": {**manifest, "capabilities": capability}}, {}
-        call = {"agent_id": "mirror", "capability": "go", "task": "x", "timeout_ms": 2000}
+            manifest = {"agent_id": "mirror", "endpoint": endpoint, "runtime": "mcp"}
+            return {"name": "fabric.agent.register", "arguments": manifest}, {}
         return {"name": "fabric.call", "arguments": call}, {}
 
     await attacker.post("/mcp/call", body)
@@ -217,8 +230,10 @@ async def loops_through_the_node(attacker: Attacker) -> None:
 
 async def main() -> None:
     name, url, key, seconds = sys.argv[1:5]
+    attacker = Attacker(url, key, float(seconds))
     async with asyncio.timeout(float(seconds) + 60):
-        await ATTACKS[name](Attacker(url, key, float(seconds)))
+        await ATTACKS[name](attacker)
+    print(json.dumps(attacker.outcomes))
 
 
 if __name__ == "__main__":

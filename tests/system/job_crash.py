@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from a2a_fabric.client import FabricClient, SyncFabricClient
-from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.client import JobHandle
 from a2a_fabric.client.wire import StreamEvent
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from tests.system.node import Node, running_node, until
 
 AGENTS = """

@@ -19,7 +19,9 @@ from a2a_fabric.cli.program import COMMANDS
 from tests.fixtures.nursery.nursing import born
 
 COMMAND = [sys.executable, "-m", "a2a_fabric"]
-QUICK = tuple(row.module for name, row in COMMANDS.items() if name not in ("up", "mcp"))  # what a command imports
+QUICK = tuple(
+    f"a2a_fabric.cli.{row.module}" for name, row in COMMANDS.items() if name not in ("up", "mcp")
+)  # what a command imports
 PATIENCE = 60.0  # on a machine that has other things to do
 
 T = TypeVar("T")

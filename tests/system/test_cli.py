@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from a2a_fabric.cli.program import COMMANDS, app, load_by_name
 from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema, build_reference
+from a2a_fabric.version import __version__
 from tests.marks import requirement
 from tests.system.node import COMMAND, PATIENCE, Node, environment, run, running_node, until
 
@@ -327,3 +328,35 @@ def test_the_schema_of_agents_accepts_what_the_demo_fleet_is_written_in() -> Non
     assert valid(entries)
     assert valid({"agents": entries})
     assert not valid([{**entries[0], "endpint": {}}])
+
+
+def test_a_table_fits_80_columns_and_counts_what_is_many(tmp_path: Path) -> None:
+    names = [f"capability_number_{number}" for number in range(17)]
+    entry = {
+        "agent_id": "many",
+        "runtime": "process",
+        "description": "Does many things. " * 20,
+        "endpoint": {"command": [sys.executable, "-c", SLOW], "protocol": "oneshot"},
+        "capabilities": [{"name": name} for name in names],
+    }
+    (tmp_path / "agents.yaml").write_text(json.dumps([entry]))
+    with running_node(tmp_path) as node:
+        piped = node.run("agents").stdout
+        assert "17 in all" in piped
+        assert names[3] not in piped
+        assert names[16] in node.run("agents", "--wide").stdout
+        leader, follower = pty.openpty()
+        shown = subprocess.run(
+            [*COMMAND, "agents"], env=environment(node.home), cwd=tmp_path, stdout=follower, check=True
+        )
+        os.close(follower)
+        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in os.read(leader, 65536).decode().splitlines()]
+        os.close(leader)
+        assert shown.returncode == 0
+        assert max(len(line) for line in lines) <= 80
+        assert len(lines) <= 8
+
+
+def test_the_version_is_an_option_too(tmp_path: Path) -> None:
+    done = run("--version", home=tmp_path, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"a2a-fabric {__version__}\n")

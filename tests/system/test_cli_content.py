@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from typer.testing import Result as Done
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.cli import parts
+from a2a_fabric.cli.call import MAX_ATTACHED_BYTES
 from a2a_fabric.cli.program import app
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Part, Result
 from tests.fixtures.node import PSK, running_in_thread
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8
@@ -132,7 +131,7 @@ def test_what_cannot_be_is_said_before_anything_happens(url: str, words: tuple[s
 def test_files_are_bounded(url: str, tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as stream:
-        stream.truncate(parts.MAX_BYTES + 1)
+        stream.truncate(MAX_ATTACHED_BYTES + 1)
     done = call(url, "painter", "show", "--attach", str(large))
     assert done.exit_code == 2
     assert "bytes together" in " ".join(done.stderr.split())

@@ -25,8 +25,8 @@ AGENTS = '''
 import asyncio, os
 from a2a_fabric import Agent
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.events import progress
-from a2a_fabric.core.question import Question
+from a2a_fabric.core.result import progress
+from a2a_fabric.core.result import Question
 from a2a_fabric.core.result import make_input_required
 
 desk = Agent("desk")

@@ -29,9 +29,8 @@ from a2a_fabric.core.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import HoldRequest, JobFilter, JobOutcome
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.stores import WORK_TOPIC, Store, job_topic
 from a2a_fabric.stores.migrate import load_migrations
 from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore, build

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.pages import console_commands
-from tests.system.node import Node, environment, running_node
+from tests.system.node import Node, environment, run, running_node
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 QUICKSTART = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
@@ -79,13 +81,60 @@ def test_the_agent_in_ten_lines_is_reached_through_the_node(tmp_path: Path) -> N
         assert "Hello, Ada!" in node.run("call", "hello", "greet", "--arg", "name=Ada").stdout
 
 
-def test_the_python_example_of_the_quickstart_runs(node: Node, tmp_path: Path) -> None:
-    example = _block(QUICKSTART, "python", "FabricClient").replace('token="…"', f'token="{node.token}"')
-    body = example.replace("http://127.0.0.1:8000", node.url).split("\n\n", 1)
-    indented = "\n".join("    " + line for line in body[1].splitlines())
-    script = tmp_path / "example.py"
-    script.write_text(f"import asyncio\n{body[0]}\n\nasync def main():\n{indented}\n\nasyncio.run(main())\n")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30)
+def _python_blocks(page: str) -> list[str]:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    return [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "FabricClient" in block]
+
+
+@pytest.mark.parametrize("block", [*_python_blocks("python-client.md"), *_python_blocks("quickstart.md")])
+def test_the_python_of_the_pages_finds_the_node_and_works(block: str, node: Node) -> None:
+    script = block if "import SyncFabricClient" in block else f"from a2a_fabric import SyncFabricClient\n{block}"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=node.folder,
+        env=environment(node.home),
+    )
     assert done.returncode == 0, done.stderr
-    assert "100" in done.stdout
-    assert "final" in done.stdout
+    assert "84" in done.stdout
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_the_agents_of_the_readme_exist_and_its_commands_work(tmp_path: Path) -> None:
+    port, root = _free_port(), Path(__file__).parents[2]
+    (tmp_path / "hello.py").write_text(_block(README, "python", "Agent("))
+    entries = _block(README, "yaml", "agent_id: words").replace(":8001", f":{port}")
+    (tmp_path / "examples").symlink_to(root / "examples")
+    (tmp_path / "agents.yaml").write_text(entries)
+    commands = [command.replace(":8001", f":{port}") for command in _commands("## Your own agents")]
+    assert [command.split()[1] for command in commands] == ["probe", "check", "up", "call"]
+    hello = subprocess.Popen([sys.executable, "hello.py", "--port", str(port)], cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        assert hello.stderr is not None
+        assert b"listens on" in hello.stderr.readline()
+        with running_node(tmp_path, *shlex.split(commands[2])[2:]) as node:
+            for command in (commands[0], commands[1], commands[3]):
+                done = node.run(*shlex.split(command)[1:])
+                assert done.returncode == 0, f"{command}: {done.stderr}"
+            assert "Hello, Ada!" in done.stdout
+            counted = node.run("call", "words", "count", "one two three")
+            assert "3" in counted.stdout, counted.stderr
+    finally:
+        hello.kill()
+        hello.communicate()
+
+
+def test_the_commands_for_mcp_clients_work(tmp_path: Path) -> None:
+    (tmp_path / ".cursor").mkdir()
+    (tmp_path / ".cursor" / "mcp.json").write_text('{"mcpServers": {"mine": {"command": "true"}}}')
+    for command in _commands("## Claude, Cursor"):
+        words = shlex.split(command.replace("~", str(tmp_path)))[1:]
+        done = run(*words, home=tmp_path, folder=tmp_path, stdin="y\n", HOME=str(tmp_path))
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert "agent_id: mine" in (tmp_path / "agents.yaml").read_text()

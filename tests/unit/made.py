@@ -6,43 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from a2a_fabric.core.agent import Capability, Health, Manifest
-from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.content import bind_arguments
+from a2a_fabric.core.agent import Health, Manifest
+from a2a_fabric.core.call import Call, Emit, Handler, Step, bind_arguments
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit, Handler, Step
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.result import Event, Result
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.validate import ArgumentValidator, ProcessValidator
+from a2a_fabric.steps.route import ArgumentValidator, ProcessValidator
+from a2a_fabric.testing import values
 
-LOCAL = Principal(mode="psk", principal_id="alice", trust="local")
-
-
-def agent(agent_id: str, *capabilities: str | Capability, **about: Any) -> Manifest:
-    offered = tuple(Capability(name=c) if isinstance(c, str) else c for c in capabilities)
-    about.setdefault("endpoint", {"transport": "local", "uri": f"test:{agent_id}"})
-    return Manifest(agent_id=agent_id, capabilities=offered, **about)
-
-
-def call(
-    agent_id: str = "percy",
-    capability: str = "reason",
-    *,
-    task: str = "think",
-    context: dict[str, Any] | None = None,
-    stream: bool = False,
-    timeout_ms: int = 5000,
-    auth: Principal = LOCAL,
-) -> Call:
-    return Call(
-        trace=new_trace(),
-        auth=auth,
-        target=Target(agent_id=agent_id, capability=capability, timeout_ms=timeout_ms),
-        input=Input(task=task, context=context or {}),
-        response=ResponseForm(stream=stream),
-    )
+LOCAL = values.LOCAL_CALLER
+agent = values.make_manifest
+call = values.make_call
 
 
 class Known:

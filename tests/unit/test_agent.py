@@ -26,11 +26,9 @@ from msgspec import Meta
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.contract import BODY_LIMIT
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Attachment, Call
+from a2a_fabric.core.call import Attachment, Call, Emit, ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.events import artifact, progress, status, token
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Result, artifact, progress, status, token
 from a2a_fabric.runtimes.process.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of, until
 from tests.fixtures.agents.everyday import agent as everyday
@@ -617,14 +615,14 @@ class TestExamples:
         assert (ROOT / "examples" / "hello_agent.py").read_text() in DOCUMENT
 
     async def test_the_agent_of_the_page_that_takes_pictures_gives_them_back(self, tmp_path: Path) -> None:
-        _, framing, _ = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+        _, framing, *_ = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
         (tmp_path / "framer.py").write_text(framing)
         command = (sys.executable, str(tmp_path / "framer.py"), "--stdio")
         attached = [{"type": "file", "content": "aGk=", "mime_type": "image/png"}, {"type": "data", "content": 1}]
         assert await self.ask(*command, capability="frame", task="red", attachments=attached) == {"framed": 1}
 
     async def test_the_streaming_agent_of_the_page_streams(self, tmp_path: Path) -> None:
-        _, _, streaming = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+        _, _, streaming, *_ = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
         (tmp_path / "thinker.py").write_text(streaming)
         heard = Heard()
         command = (sys.executable, str(tmp_path / "thinker.py"), "--stdio")

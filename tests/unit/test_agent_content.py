@@ -9,12 +9,9 @@ import msgspec
 import pytest
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.call import Attachment, Call
+from a2a_fabric.core.call import Attachment, Call, ignore_event
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Part, Result
 from tests.fixtures.agents.calling import Heard, call_of
 
 PIXEL = Part(kind="image", blob="aW1n", mime_type="image/png", name="a.png")

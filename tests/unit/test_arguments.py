@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Input
-from a2a_fabric.core.content import bind_arguments
+from a2a_fabric.core.call import Attachment, Input, bind_arguments
 from tests.marks import requirement
 
 TEXT = {"type": "string"}

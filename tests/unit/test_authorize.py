@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, compose, ignore_event
 from a2a_fabric.core.errors import Forbidden
-from a2a_fabric.core.pipeline import compose, ignore_event
 from a2a_fabric.core.policy import find_refusal
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.access import authorize
+from a2a_fabric.steps.entry import authorize
 from a2a_fabric.testing import ScriptedRuntime
 from tests.marks import requirement
 from tests.unit.made import Known, agent, call, validate

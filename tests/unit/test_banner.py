@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.cli.banner import NodeKey, build_banner
+from a2a_fabric.cli.up import NodeKey, build_banner
 from a2a_fabric.core.agent import Manifest
 
 KEY = NodeKey(secret="kept-for-the-test", origin="made", path="/home/somebody/key")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from a2a_fabric.core.breaker import CLOSED_BREAKER, Breaker, BreakerPolicy, admit, record_failure, record_success
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -17,7 +17,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.retry import CLOSED_BREAKER, Breaker, BreakerPolicy, admit, record_failure, record_success
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.runtime_pool import LiveRuntime
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn

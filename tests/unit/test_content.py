@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Input
-from a2a_fabric.core.content import (
+from a2a_fabric.core.call import (
+    Attachment,
+    Input,
     add_notes,
     attachment_from_part,
     bind_arguments,
@@ -24,8 +25,7 @@ from a2a_fabric.core.content import (
     result_from_parts,
 )
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Part, Result
 
 PARTS = [
     Part(kind="text", text="words"),

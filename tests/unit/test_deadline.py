@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from a2a_fabric.core.deadline import Deadline, enforce_deadline
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import BadInput, CallTimeout
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.tasks import Deadline, enforce_deadline
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call

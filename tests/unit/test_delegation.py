@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.core.delegation import (
+from a2a_fabric.core.errors import BadInput, DelegationRefused
+from a2a_fabric.core.propagation import (
     DELEGATION_META_KEY,
     DelegationGuard,
     chain_from_header,
@@ -18,7 +19,6 @@ from a2a_fabric.core.delegation import (
     make_chain_name,
     pick_longer_chain,
 )
-from a2a_fabric.core.errors import BadInput, DelegationRefused
 
 
 @pytest.mark.parametrize("chain", [[], ["b"], ["b", "c"], ["a"], ["b", "a", "a"]])

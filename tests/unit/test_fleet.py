@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.breaker import BreakerPolicy
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, ConfigError, FabricError
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.testing import ScriptedRuntime, Turn

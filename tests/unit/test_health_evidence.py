@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
-from a2a_fabric.core.breaker import (
-    CLOSED_BREAKER,
-    BreakerPolicy,
-    admit,
-    record_failure,
-    record_inconclusive,
-    record_reachable,
-)
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, ignore_event
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -33,7 +25,14 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_code,
 )
-from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.retry import (
+    CLOSED_BREAKER,
+    BreakerPolicy,
+    admit,
+    record_failure,
+    record_inconclusive,
+    record_reachable,
+)
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.health import (
     HealthPolicy,

@@ -9,10 +9,9 @@ import pytest
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.importing.agents import build_entries, to_agent_id
 from a2a_fabric.importing.agents_yaml import add_entries, unified_diff
 from a2a_fabric.importing.secrets import References, is_secret
-from a2a_fabric.importing.servers import parse_servers, read_servers
+from a2a_fabric.importing.servers import build_entries, parse_servers, read_servers, to_agent_id
 
 FILES = {
     "mcp.json": '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "srv"]}}}',

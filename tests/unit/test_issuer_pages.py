@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from a2a_fabric.identity.issuer_metadata import metadata_urls, openid_metadata_url
+from a2a_fabric.identity.token_verifiers import metadata_urls, openid_metadata_url
 
 
 def test_the_page_of_openid_is_below_the_issuer_with_or_without_a_slash_at_its_end() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import StoreUnavailable
-from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import HoldRequest, JobSummary
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result, token
 from a2a_fabric.jobs.promotion import Promotion
-from a2a_fabric.jobs.recorder import Recorder
+from a2a_fabric.jobs.run import Recorder
 from a2a_fabric.stores.sqlite import MemoryStore
 from tests.contracts.stores import log_of, new_job
 from tests.unit.made import call

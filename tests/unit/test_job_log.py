@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import JobNotFound, StoreUnavailable, UpstreamFailed
-from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimRequest, EventPage, FencingToken, HoldRequest, Job, JobOutcome, NewJob, new_job_id
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result, token
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.reader import JobReader, LocalState
-from a2a_fabric.jobs.recorder import EventsTooLarge, Recorder
+from a2a_fabric.jobs.run import EventsTooLarge, Recorder
 from a2a_fabric.stores.sqlite import MemoryStore
 from tests.unit.made import call
 

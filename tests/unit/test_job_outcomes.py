@@ -29,10 +29,9 @@ from a2a_fabric.core.errors import (
     error_from_code,
 )
 from a2a_fabric.core.job import Job, JobSummary, is_final_state, new_job_id
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.result import Question, Result, make_input_required
 from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
-from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs import run
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from a2a_fabric.jobs.views import render_job, render_request, result_from_job
 from tests.unit.made import call
@@ -96,16 +95,16 @@ def test_a_caller_who_asked_too_often_is_only_put_off() -> None:
 
 def test_to_be_put_off_is_no_attempt() -> None:
     for error, is_put_off, number in ((RateLimited("x", 1.0), True, 2), (AgentOffline("x"), False, 3)):
-        outcome = outcomes.decide_after_error(error, summary(attempt=2), POLICY, may_repeat=False, now=0.0, reset=False)
+        outcome = run.decide_after_error(error, summary(attempt=2), POLICY, may_repeat=False, now=0.0, reset=False)
         assert (outcome.state, outcome.is_postponed) == ("queued", is_put_off)
         assert f"attempt {number} in" in outcome.events[0].data["message"]
 
 
 def test_no_attempt_begins_after_the_job_has_expired() -> None:
-    in_time = outcomes.decide_after_error(
+    in_time = run.decide_after_error(
         AgentOffline("x"), summary(expires_at=100.0), POLICY, may_repeat=False, now=90.0, reset=False
     )
-    too_late = outcomes.decide_after_error(
+    too_late = run.decide_after_error(
         AgentOffline("x"), summary(expires_at=100.0), POLICY, may_repeat=False, now=99.9, reset=False
     )
     assert in_time.state == "queued"
@@ -119,7 +118,7 @@ def test_no_attempt_begins_after_the_job_has_expired() -> None:
     [(CallTimeout(1), "timeout"), (UpstreamRefused("no"), "failed"), (BadInput("no"), "rejected")],
 )
 def test_an_error_is_an_end_of_its_kind_and_the_log_says_so(error: FabricError, state: str) -> None:
-    outcome = outcomes.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
+    outcome = run.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
     assert outcome.state == state
     assert outcome.error is not None
     assert outcome.error.code == error.code
@@ -128,13 +127,13 @@ def test_an_error_is_an_end_of_its_kind_and_the_log_says_so(error: FabricError, 
 
 def test_an_error_that_holds_what_json_cannot_is_still_kept() -> None:
     error = UpstreamRefused("no", odd=object())
-    outcome = outcomes.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
+    outcome = run.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
     assert outcome.error is not None
     assert outcome.error.details == {}
 
 
 def test_another_attempt_takes_back_the_words_of_the_one_before() -> None:
-    outcome = outcomes.decide_after_error(AgentOffline("x"), summary(), POLICY, may_repeat=True, now=0.0, reset=True)
+    outcome = run.decide_after_error(AgentOffline("x"), summary(), POLICY, may_repeat=True, now=0.0, reset=True)
     assert outcome.events[0].data["reset"] is True
 
 
@@ -151,7 +150,7 @@ def test_another_attempt_takes_back_the_words_of_the_one_before() -> None:
 def test_a_job_whose_worker_is_gone_begins_again_or_ends_and_its_log_says_which(
     about: dict[str, Any], may_repeat: bool, state: str
 ) -> None:
-    outcome = outcomes.decide_after_interruption(summary(**about), may_repeat=may_repeat, now=10.0)
+    outcome = run.decide_after_interruption(summary(**about), may_repeat=may_repeat, now=10.0)
     assert outcome.state == state
     assert outcome.events[-1].data["state"] == state
     assert (outcome.error is not None) == is_final_state(outcome.state)
@@ -159,12 +158,12 @@ def test_a_job_whose_worker_is_gone_begins_again_or_ends_and_its_log_says_which(
 
 def test_a_question_parks_and_its_answer_goes_back_with_the_continuation() -> None:
     asked = make_input_required({"name": Question(kind="form", message="Who?")}, "percy:c1")
-    outcome = outcomes.decide_after_result(asked)
+    outcome = run.decide_after_result(asked)
     assert outcome.state == "input_required"
     assert outcome.question is not None
     assert outcome.question["continuation"] == "percy:c1"
     parked = job(question=outcome.question, answer={"name": {"action": "accept", "content": "Ann"}})
-    again = outcomes.call_from_job(parked)
+    again = run.call_from_job(parked)
     assert again.answers
     assert again.answers.continuation == "percy:c1"
     assert again.answers.answers["name"].content == "Ann"
@@ -173,7 +172,7 @@ def test_a_question_parks_and_its_answer_goes_back_with_the_continuation() -> No
 def test_what_came_of_a_job_is_what_its_caller_would_have_heard() -> None:
     assert result_from_job(job(state="completed", result=Result(data={"answer": "42"}))).data == {"answer": "42"}
     with pytest.raises(JobCancelled):
-        result_from_job(job(state="cancelled", error=outcomes.CANCELLED))
+        result_from_job(job(state="cancelled", error=run.CANCELLED))
     with pytest.raises(FabricError, match="no result yet"):
         result_from_job(job(state="running"))
 

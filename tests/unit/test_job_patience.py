@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import CallTimeout, StoreFull, StoreUnavailable
-from a2a_fabric.core.store_calls import call_store, retry_store_call
+from a2a_fabric.core.stores import call_store, retry_store_call
+from a2a_fabric.core.tasks import Deadline
 
 
 async def never() -> None:

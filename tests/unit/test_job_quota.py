@@ -9,7 +9,7 @@ import pytest
 
 from a2a_fabric.core.errors import RateLimited, StoreUnavailable
 from a2a_fabric.core.job import JobOutcome
-from a2a_fabric.jobs.quota import JobQuota
+from a2a_fabric.jobs.jobs import JobQuota
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from tests.contracts.stores import new_job, wish

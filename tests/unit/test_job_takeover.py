@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.job import HoldRequest, JobSummary
-from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.jobs.recovery import LeaseRecovery
 from a2a_fabric.jobs.run import MAY_REPEAT, JobHandlers, NullJobListener
+from a2a_fabric.jobs.worker import LeaseRecovery
 from a2a_fabric.stores.sqlite import MemoryStore
 from tests.contracts.stores import CANCELLED, new_job, wish
 

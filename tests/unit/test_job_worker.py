@@ -7,12 +7,10 @@ import time
 
 import pytest
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import StoreUnavailable
-from a2a_fabric.core.events import token
 from a2a_fabric.core.job import FencingToken, HoldRequest, Job, JobOutcome, JobSummary
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Result, token
 from a2a_fabric.core.retry import RetryPolicy
 from a2a_fabric.jobs.reader import JobReader
 from a2a_fabric.jobs.run import JobHandlers, NullJobListener, release_job

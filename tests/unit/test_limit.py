@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Handler, Principal, ignore_event
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBucket
-from a2a_fabric.core.pipeline import Handler, ignore_event
-from a2a_fabric.steps.access import CallRateLimit, limit
+from a2a_fabric.steps.entry import CallRateLimit, limit
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call

@@ -11,11 +11,10 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.core.job import NewJob
 from a2a_fabric.core.message import NewMessage, Party, PostResult
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.trace import new_trace
-from a2a_fabric.messages.conversations import ConversationSignals
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Part
+from a2a_fabric.messages.conversations import ConversationSignals, Senders
 from a2a_fabric.messages.messages import MessageDraft, Messages
-from a2a_fabric.messages.senders import Senders
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.messages import SqliteMessages

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.agent import ListedAgent, Manifest, NodeListing, Status, is_imported, node_entry_of
 from a2a_fabric.core.errors import AgentOffline
-from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, is_imported, node_entry_of
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 from a2a_fabric.registry.registry import Registry, RegistryChanges
 from a2a_fabric.registry.sources.nodes import NodeAgents

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
-from a2a_fabric.runtimes.http.openapi.document import list_candidate_urls, parse_document
+from a2a_fabric.runtimes.http.openapi.adapter import build_operation_request
+from a2a_fabric.runtimes.http.openapi.document import SchemaResolver, list_candidate_urls, parse_document
 from a2a_fabric.runtimes.http.openapi.operations import OpenAPIOperation, OperationSelection, read_operations
-from a2a_fabric.runtimes.http.openapi.request import build_operation_request
-from a2a_fabric.runtimes.http.openapi.schema import SchemaResolver
 from a2a_fabric.schemas.validators import compile_schema
 from tests.profiles import examples
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from a2a_fabric.auth_setup import build_shared_keys
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
@@ -32,6 +31,7 @@ from a2a_fabric.core.policy import (
 )
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import principal_from_claims
+from a2a_fabric.node_setup import build_shared_keys
 from a2a_fabric.registry.catalog import Catalog, CatalogViews
 from tests.marks import requirement
 from tests.unit.made import agent

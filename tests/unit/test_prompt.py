@@ -10,7 +10,7 @@ import pytest
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, Target
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.runtimes.prompt import build_format_instruction, build_prompt, find_json_object
 
 TEXT = {"type": "string"}

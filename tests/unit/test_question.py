@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from a2a_fabric.core.errors import AgentOffline, BadInput
-from a2a_fabric.core.question import Answer, Answers, Question
-from a2a_fabric.core.result import make_input_required
+from a2a_fabric.core.result import Answer, Answers, Question, make_input_required
 from tests.unit.made import Heard, call
 from tests.unit.test_route_step import backup, percy
 from tests.unit.waist import Waist

@@ -23,7 +23,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_agent,
 )
-from a2a_fabric.core.events import token
+from a2a_fabric.core.result import token
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.testing import Turn
 from tests.marks import requirement

@@ -18,8 +18,7 @@ from a2a_fabric.doors.a2a.cards import build_example
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.sources.files import AgentsFile
-from a2a_fabric.schemas.cost import MAX_SCHEMA_BYTES, MAX_WORK, SchemaCost, assess_schema, measure
-from a2a_fabric.schemas.graph import UnusableSchema
+from a2a_fabric.schemas.cost import MAX_SCHEMA_BYTES, MAX_WORK, SchemaCost, UnusableSchema, assess_schema, measure
 from a2a_fabric.schemas.manifest_check import MAX_SCHEMA_BYTES_OF_AGENT, sanitize_discovered_manifest
 from a2a_fabric.schemas.validators import CHEAP_WORK, UNCHECKED_KEY, compile_schema
 from tests.fixtures.schema_bombs import BOMBS, LOOK_AHEAD, doubling, unevaluated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.job_lifecycle import WorkerSlots
+from a2a_fabric.core.job import WorkerSlots
 from a2a_fabric.core.limits import FairLimit
 
 

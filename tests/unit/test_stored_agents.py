@@ -28,9 +28,7 @@ from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation
 from a2a_fabric.core.stores import HealthLog
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.outbound.port import AddressRefused
-from a2a_fabric.registry.health import HealthPolicy, HealthTracker
-from a2a_fabric.registry.health_history import HealthHistory, Uptime, compute_uptime
-from a2a_fabric.registry.leases import LeaseExpirer
+from a2a_fabric.registry.health import HealthHistory, HealthPolicy, HealthTracker, Uptime, compute_uptime
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.registration_policy import (
     TERMS_KEY,
@@ -41,7 +39,7 @@ from a2a_fabric.registry.registration_policy import (
     read_terms,
 )
 from a2a_fabric.registry.registry import CatalogFilter, Registry
-from a2a_fabric.registry.sources.store import StoredAgents
+from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
 from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations

@@ -16,16 +16,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Handler, compose, ignore_event
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
-from a2a_fabric.core.pipeline import Handler, compose, ignore_event
+from a2a_fabric.core.propagation import current_trace, process_trace
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import current_trace, process_trace
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.observe import observe
-from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
+from a2a_fabric.steps.entry import observe
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
-from a2a_fabric.telemetry.observer import Telemetry
+from a2a_fabric.telemetry.observer import JSONHandler, LogWriter, Telemetry
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call, validate

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.tools.jsonpath import query
+from a2a_fabric.tools.data import query
 from tests.unit.tool_bench import bench
 
 DOCUMENT = {"a": {"b": [1, {"c": 2}, {"c": 3}], "a key": None}, "c": True, "0": "zero"}

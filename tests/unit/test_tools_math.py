@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.tools.calculator import FUNCTIONS, calculate
+from a2a_fabric.tools.math import FUNCTIONS, calculate
 from tests.marks import requirement
 from tests.profiles import examples
 from tests.unit.tool_bench import bench

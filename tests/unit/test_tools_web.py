@@ -15,8 +15,7 @@ from aiohttp import web
 
 from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.tools.fetch import WebToolRequest, build_redirect
-from a2a_fabric.tools.html_page import read_page
+from a2a_fabric.tools.fetch import WebToolRequest, build_redirect, read_page
 from a2a_fabric.tools.toolkit import TimeLimit
 from tests.unit.tool_bench import bench
 

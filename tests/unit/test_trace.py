@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.core.trace import (
+from a2a_fabric.core.propagation import (
     continue_trace,
     current_trace,
     format_traceparent,

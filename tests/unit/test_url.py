@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from a2a_fabric.outbound.guard import Url, parse_url
 from a2a_fabric.outbound.port import ConnectFailed
-from a2a_fabric.outbound.url import Url, parse_url
 
 BOOKS = "xn--bcher-kva.test"
 

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, RateLimited, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.testing import ScriptedRuntime
 from tests.marks import requirement

@@ -11,10 +11,9 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from a2a_fabric.core.call import Call, Input, Principal, Target
+from a2a_fabric.core.call import Call, Input, Principal, Target, ignore_event
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient

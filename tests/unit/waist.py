@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Health, Manifest
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.deadline import enforce_deadline
+from a2a_fabric.core.call import Call, Emit, ignore_event
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryBudget
 from a2a_fabric.core.routing import RouteRequest, RoutingPolicy, plan_route
+from a2a_fabric.core.tasks import enforce_deadline
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.route import RoutingHandler
 from a2a_fabric.testing import ScriptedRuntime

@@ -7,12 +7,10 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Attachment, Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Attachment, Call, Emit, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace, continue_trace, new_trace, trace_from_traceparent
+from a2a_fabric.core.propagation import Trace, continue_trace, new_trace, trace_from_traceparent
+from a2a_fabric.core.result import Event, Result
 
 BODY_LIMIT = 16 * 1024 * 1024  # larger than a gateway's limit, so that every accepted call fits
 

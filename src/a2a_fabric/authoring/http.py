@@ -14,22 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from a2a_fabric.authoring.contract import (
-    BODY_LIMIT,
-    ContractRequest,
-    ServedAgent,
-    answer_call,
-    build_error_reply,
-    build_event,
-    call_from_request,
-    decode_request,
-    encode_json,
-)
-from a2a_fabric.core.call import Call
+from a2a_fabric.authoring import contract
+from a2a_fabric.core.call import Call, ignore_event
 from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, PayloadTooLarge
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.trace import current_trace
+from a2a_fabric.core.propagation import current_trace
+from a2a_fabric.core.result import Event
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,7 +37,7 @@ class RequestDisconnected(Exception):
 class HTTPApp:
     """The ASGI application of one agent."""
 
-    def __init__(self, agent: ServedAgent) -> None:
+    def __init__(self, agent: contract.ServedAgent) -> None:
         self._agent = agent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +51,8 @@ class HTTPApp:
             await _respond(send, 200, self._answer_get(scope))
         else:
             refusal = BadInput(f"{scope['method']} is not supported: POST a call or GET the manifest")
-            await _respond(send, 405, msgspec.json.encode(build_error_reply(refusal)), (b"allow", b"GET, HEAD, POST"))
+            body = msgspec.json.encode(contract.build_error_reply(refusal))
+            await _respond(send, 405, body, (b"allow", b"GET, HEAD, POST"))
 
     def _answer_get(self, scope: Scope) -> bytes:
         if scope["path"].rstrip("/").endswith("/health"):
@@ -74,30 +64,28 @@ class HTTPApp:
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         wants_stream = "text/event-stream" in (_read_header(scope, b"accept") or "")
         try:
-            request = decode_request(await _read_body(receive))
-            call = self._build_call(request, scope, wants_stream)
+            request = contract.decode_request(await _read_body(receive))
+            traceparent = _read_header(scope, b"traceparent")
+            call = contract.call_from_request(request, self._agent, stream=wants_stream, traceparent=traceparent)
         except RequestDisconnected:
             return
         except FabricError as exc:
-            await _respond(send, _STATUS.get(type(exc), 400), msgspec.json.encode(build_error_reply(exc)))
+            await _respond(send, _STATUS.get(type(exc), 400), msgspec.json.encode(contract.build_error_reply(exc)))
             return
         current_trace.set(call.trace)
         answer = self._send_stream(call, send) if wants_stream else self._send_reply(call, send)
         await _run_until_disconnect(answer, receive)
 
-    def _build_call(self, request: ContractRequest, scope: Scope, stream: bool) -> Call:
-        return call_from_request(request, self._agent, stream=stream, traceparent=_read_header(scope, b"traceparent"))
-
     async def _send_reply(self, call: Call, send: Send) -> None:
-        await _respond(send, 200, await answer_call(self._agent, call, ignore_event))
+        await _respond(send, 200, await contract.answer_call(self._agent, call, ignore_event))
 
     async def _send_stream(self, call: Call, send: Send) -> None:
         async def emit(event: Event) -> None:
-            await _send_data(send, encode_json(build_event(event, call.trace)))
+            await _send_data(send, contract.encode_json(contract.build_event(event, call.trace)))
 
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        final = await answer_call(self._agent, call, emit)
+        final = await contract.answer_call(self._agent, call, emit)
         await _send_data(send, b'{"event":"final","data":' + final + b"}")
         await send({"type": "http.response.body", "body": b""})
 
@@ -124,8 +112,8 @@ async def _read_body(receive: Receive) -> bytes:
                     raise RequestDisconnected
                 body += message.get("body", b"")
                 has_more = message.get("more_body", False)
-                if len(body) > BODY_LIMIT:
-                    raise PayloadTooLarge(BODY_LIMIT)
+                if len(body) > contract.BODY_LIMIT:
+                    raise PayloadTooLarge(contract.BODY_LIMIT)
     except TimeoutError as exc:
         raise CallTimeout(BODY_TIMEOUT) from exc
     return bytes(body)

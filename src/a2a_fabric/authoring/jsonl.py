@@ -16,7 +16,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -24,36 +24,29 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.authoring.contract import (
-    ContractRequest,
-    ServedAgent,
-    answer_call,
-    build_error_reply,
-    build_event,
-    call_from_request,
-    decode_request,
-    encode_json,
-)
+from a2a_fabric.authoring import contract
+from a2a_fabric.core.call import Emit, ignore_event
 from a2a_fabric.core.errors import BadInput, FabricError, PayloadTooLarge, RateLimited
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.trace import current_trace
+from a2a_fabric.core.propagation import current_trace
+from a2a_fabric.core.result import Event
 
 MAX_CALLS = 1024
 LINE_LIMIT = 16 * 1024 * 1024
 DRAIN_TIMEOUT = 60.0  # calls still running when stdin ends may finish, as long as stdout is read
 _DRAIN_CHECK_SECONDS = 0.5
 _CHUNK = 65536
+_CHUNKS_AHEAD = 4
 
 RequestId = str | int
 
 log = logging.getLogger(__name__)
 
 
-async def serve_jsonl(agent: ServedAgent) -> None:
+async def serve_jsonl(agent: contract.ServedAgent) -> None:
     """Serve until stdin ends or SIGTERM arrives."""
     server = JsonlServer(agent, LineWriter(_private_stdout()))
-    serve_task = asyncio.ensure_future(server.serve(_split_lines(_read_chunks(0), LINE_LIMIT)))
+    chunks = read_in_thread(lambda: os.read(0, _CHUNK), _CHUNKS_AHEAD)
+    serve_task = asyncio.ensure_future(server.serve(_split_lines(chunks, LINE_LIMIT)))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # Windows
@@ -90,7 +83,7 @@ class LineWriter:
 
 
 class JsonlServer:
-    def __init__(self, agent: ServedAgent, writer: LineWriter) -> None:
+    def __init__(self, agent: contract.ServedAgent, writer: LineWriter) -> None:
         self._agent = agent
         self._writer = writer
         self._calls: dict[RequestId, asyncio.Task[None]] = {}
@@ -109,15 +102,15 @@ class JsonlServer:
 
     async def _handle_line(self, line: bytes | None) -> None:
         if line is None:
-            await self._send(None, build_error_reply(PayloadTooLarge(LINE_LIMIT)))
+            await self._send(None, contract.build_error_reply(PayloadTooLarge(LINE_LIMIT)))
         elif line.strip():
             try:
-                request = decode_request(line)
+                request = contract.decode_request(line)
                 self._start(request)
             except FabricError as exc:
-                await self._send(_read_id(line), build_error_reply(exc))
+                await self._send(_read_id(line), contract.build_error_reply(exc))
 
-    def _start(self, request: ContractRequest) -> None:
+    def _start(self, request: contract.ContractRequest) -> None:
         if request.id is None:
             raise BadInput("The request has no 'id'")
         running = self._calls.get(request.id)
@@ -138,7 +131,7 @@ class JsonlServer:
         if not task.cancelled() and (failure := task.exception()) and not isinstance(failure, BrokenPipeError):
             log.error("A reply was lost", exc_info=failure)
 
-    async def _answer(self, id_: RequestId, request: ContractRequest) -> None:
+    async def _answer(self, id_: RequestId, request: contract.ContractRequest) -> None:
         if request.name == "fabric.describe":
             await self._send(id_, {"ok": True, "result": self._agent.manifest({"transport": "stdio"})})
         elif request.name == "fabric.health":
@@ -146,23 +139,23 @@ class JsonlServer:
         else:
             await self._call(id_, request)
 
-    async def _call(self, id_: RequestId, request: ContractRequest) -> None:
+    async def _call(self, id_: RequestId, request: contract.ContractRequest) -> None:
         try:
-            call = call_from_request(request, self._agent, stream=request.stream or request.response.stream)
+            call = contract.call_from_request(request, self._agent, stream=request.stream or request.response.stream)
         except FabricError as exc:
-            await self._send(id_, build_error_reply(exc))
+            await self._send(id_, contract.build_error_reply(exc))
             return
 
         async def emit(event: Event) -> None:
-            await self._send(id_, build_event(event, call.trace))
+            await self._send(id_, contract.build_event(event, call.trace))
 
         current_trace.set(call.trace)
         active_emit: Emit = emit if call.response.stream else ignore_event
-        reply = await answer_call(self._agent, call, active_emit)
+        reply = await contract.answer_call(self._agent, call, active_emit)
         await self._writer.write(b'{"id":' + msgspec.json.encode(id_) + b"," + reply[1:])
 
     async def _send(self, id_: RequestId | None, body: dict[str, Any]) -> None:
-        await self._writer.write(encode_json({"id": id_, **body}))
+        await self._writer.write(contract.encode_json({"id": id_, **body}))
 
     async def _drain(self) -> None:
         """stdin has ended: let running calls finish, unless stdout is closed too."""
@@ -184,26 +177,29 @@ def _read_id(line: bytes) -> RequestId | None:
         return None
 
 
-async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
-    """Bytes from any kind of descriptor: pipe, file or terminal. The daemon thread ends with the process."""
+async def read_in_thread(read: Callable[[], bytes], ahead: int) -> AsyncIterator[bytes]:
+    """What `read` returns, until it returns nothing; at most `ahead` pieces are read before they are wanted.
+
+    A read of stdin cannot be interrupted, so a daemon thread reads, which ends with the process.
+    """
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
+    queue: asyncio.Queue[bytes] = asyncio.Queue(ahead)
 
-    def read() -> None:
-        chunk = b"-"
-        while chunk:
+    def fill_queue() -> None:
+        piece = b"-"
+        while piece:
             try:
-                chunk = os.read(fd, _CHUNK)
+                piece = read()
             except OSError:
-                chunk = b""
+                piece = b""
             try:
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+                asyncio.run_coroutine_threadsafe(queue.put(piece), loop).result()
             except (RuntimeError, CancelledError):
-                return
+                return  # the loop has ended
 
-    threading.Thread(target=read, name="stdin", daemon=True).start()
-    while chunk := await chunks.get():
-        yield chunk
+    threading.Thread(target=fill_queue, name="stdin", daemon=True).start()
+    while piece := await queue.get():
+        yield piece
 
 
 async def _split_lines(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:

@@ -1,24 +1,37 @@
-"""What a node offers: the commands `agents`, `search`, `describe`, `route`, `tools` and `health`."""
+"""What a node offers: the commands `agents`, `search`, `describe`, `route` and `health`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from a2a_fabric.cli.connection import complete_agent_ids, complete_capabilities, connect, run_request
-from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import format_age, print_fields, print_json, print_line, print_table, remark
+from a2a_fabric.cli.options import Json, Token, Url, Wide
+from a2a_fabric.cli.output import (
+    clip_text,
+    format_age,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    shorten_names,
+)
+from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.agent import Status, TrustTier
 
 AgentId = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=complete_agent_ids)]
 CapabilityFilter = Annotated[str | None, typer.Option(help="Only agents with this capability.")]
+
+_MAX_DESCRIPTION = 100  # characters in a list
 
 
 def list_agents(
     capability: CapabilityFilter = None,
     tag: Annotated[str | None, typer.Option(help="Only agents with this tag.")] = None,
     status: Annotated[Status | None, typer.Option(help="Only agents with this status.")] = None,
+    wide: Wide = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -28,20 +41,29 @@ def list_agents(
     Example: a2a-fabric agents --capability summarize
     """
     client = connect(url, token)
-    agents = run_request(client, lambda node: node.agents(capability, tag, status), as_json=as_json)
+
+    async def ask(node: FabricClient) -> tuple[list[dict[str, Any]], list[str]]:
+        return await node.agents(capability, tag, status), (await node.health()).get("notices", [])
+
+    agents, notices = run_request(client, ask, as_json=as_json)
+    for notice in notices:
+        remark(f"Note: {notice}")
     if as_json:
         print_json({"agents": agents, "count": len(agents)})
     elif agents:
-        print_table(("agent", "status", "runtime", "capabilities", "description"), map(_build_agent_row, agents))
+        rows = [_build_agent_row(agent, wide) for agent in agents]
+        print_table(("agent", "status", "runtime", "capabilities", "description"), rows)
     elif capability or tag or status:
         remark(f"No agent at {client.url} matches. List all of them with: a2a-fabric agents")
     else:
         remark(f"The node at {client.url} has no agents. Add one with: a2a-fabric probe URL --add")
 
 
-def _build_agent_row(agent: dict[str, Any]) -> tuple[str, ...]:
-    names = ", ".join(capability["name"] for capability in agent["capabilities"])
+def _build_agent_row(agent: dict[str, Any], wide: bool) -> tuple[str, ...]:
+    names = shorten_names([capability["name"] for capability in agent["capabilities"]], wide=wide)
     description = agent["description"] or agent.get("error", "")
+    if not wide:
+        description = clip_text(description, _MAX_DESCRIPTION)
     return agent["agent_id"], agent["status"], agent["runtime"] or "", names, description
 
 
@@ -53,6 +75,7 @@ def search_agents(
     tag: Annotated[list[str] | None, typer.Option(help="Only agents with this tag. Repeatable: any of them.")] = None,
     trust: Annotated[TrustTier | None, typer.Option(help="Only agents of this trust tier.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="The most agents to show.")] = 10,
+    wide: Wide = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -71,14 +94,15 @@ def search_agents(
     if as_json:
         print_json({"results": hits, "count": len(hits)})
     elif hits:
-        print_table(("score", "agent", "status", "capabilities", "why"), map(_build_hit_row, hits))
+        print_table(("score", "agent", "status", "capabilities", "why"), [_build_hit_row(hit, wide) for hit in hits])
     else:
         remark(f"No agent at {client.url} matches. List all of them with: a2a-fabric agents")
 
 
-def _build_hit_row(hit: dict[str, Any]) -> tuple[str, ...]:
-    reasons = "; ".join(hit["why"][:2])
-    return str(hit["score"]), hit["agent_id"], hit["status"], ", ".join(hit["capabilities"][:5]), reasons
+def _build_hit_row(hit: dict[str, Any], wide: bool) -> tuple[str, ...]:
+    reasons = "; ".join(hit["why"] if wide else hit["why"][:2])
+    names = shorten_names(hit["capabilities"], wide=wide)
+    return str(hit["score"]), hit["agent_id"], hit["status"], names, reasons
 
 
 def describe_agent(agent: AgentId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -171,32 +195,6 @@ def show_route(
     print_table(("order", "agent", "tier", "why"), rows)
 
 
-def list_tools(
-    category: Annotated[str | None, typer.Option(help="Only this category: io, web, math, text, …")] = None,
-    provider: Annotated[
-        Literal["builtin", "agent"] | None, typer.Option(help="Only built-in tools, or only agents.")
-    ] = None,
-    as_json: Json = False,
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """List the built-in tools, and the agents as tools.
-
-    Example: a2a-fabric tools --category math
-    """
-    tools = run_request(connect(url, token), lambda node: node.tools(category, provider), as_json=as_json)
-    if as_json:
-        print_json({"tools": tools, "count": len(tools)})
-    elif tools:
-        print_table(("tool", "state", "effects", "description"), map(_build_tool_row, tools))
-    else:
-        remark("No tool matches. List all of them with: a2a-fabric tools")
-
-
-def _build_tool_row(tool: dict[str, Any]) -> tuple[str, ...]:
-    return tool["tool_id"], "on" if tool["enabled"] else "off", tool["side_effects"] or "", tool["description"]
-
-
 def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> None:
     """Show the health of a node and its agents.
 
@@ -217,6 +215,7 @@ def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> 
         ("agents", f"{health['agents']['count']} ({states})" if states else "none"),
         ("tools", str(health["tools"]["builtin_count"])),
     ]
+    fields += [("note", notice) for notice in health.get("notices", [])]
     fields += [("problem", f"{source}: {problem}") for source, problem in health["problems"].items()]
     fields += [("offline", f"{agent}: {reason}") for agent, reason in health["agents"]["errors"].items()]
     print_fields(fields)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 import sys
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +16,13 @@ import typer
 from a2a_fabric.cli.connection import complete_agent_ids, complete_capabilities, complete_job_ids, connect, run_request
 from a2a_fabric.cli.follow import LiveOutput, build_follow_command, follow
 from a2a_fabric.cli.options import Json, Token, Url, parse_duration, parse_pairs, parse_time
-from a2a_fabric.cli.output import print_json, print_line, remark
-from a2a_fabric.cli.parts import read_attachments, save_parts
+from a2a_fabric.cli.output import print_json, print_line, remark, save_parts
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.wire import CallResult
+from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.errors import UpstreamInterrupted, suggest_nearest
 
+MAX_ATTACHED_BYTES = 16 * 1024 * 1024  # of all files together; a node may accept less
 _STDIN_BYTES = 4 * 1024 * 1024
 _TIMEOUT = 60.0
 _PRIORITIES = ("low", "normal", "high", "urgent")
@@ -280,3 +284,27 @@ def _read_stdin() -> str:
         return content.decode()
     except UnicodeDecodeError as exc:
         raise typer.BadParameter("stdin is not UTF-8 text", param_hint="TASK") from exc
+
+
+def read_attachments(files: Sequence[Path]) -> list[Attachment]:
+    """Read the files, and guess the media type of each from its name. Raises typer.BadParameter."""
+    remaining = MAX_ATTACHED_BYTES
+    attachments = []
+    for file in files:
+        content = _read_file(file, remaining)
+        remaining -= len(content)
+        media, _ = mimetypes.guess_type(file.name)
+        encoded = base64.b64encode(content).decode()
+        attachments.append(Attachment(type="file", content=encoded, mime_type=media, name=file.name))
+    return attachments
+
+
+def _read_file(file: Path, limit: int) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(limit + 1)
+    except OSError as exc:
+        raise typer.BadParameter(f"{file}: {exc.strerror}", param_hint="--attach") from exc
+    if len(content) > limit:
+        raise typer.BadParameter(f"the files have more than {MAX_ATTACHED_BYTES} bytes together", param_hint="--attach")
+    return content

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import typer
 
-from a2a_fabric import auth_setup
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
-from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
-from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
-from a2a_fabric.cli.state import StateFolder
+from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile, Json
+from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark, shorten_names
+from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, LogSettings, read_environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError
-from a2a_fabric.core.redaction import OPERATOR_PRINCIPAL, redact_endpoint
+from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
-from a2a_fabric.node_paths import resolve_store_address
+from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings, resolve_store_address
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtime_factory import infer_runtime_kind
 from a2a_fabric.schemas.validators import compile_input_schema
@@ -46,14 +45,14 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     agents: list[dict[str, Any]] = []
 
 
-def run(config: ConfigFile = None, agents: AgentsFiles = None, as_json: Json = False) -> None:
+def run(config: ConfigFile = None, agents: AgentsFiles = None, env_file: EnvFile = None, as_json: Json = False) -> None:
     """Check the configuration and show what would run; opens no port.
 
     Example: a2a-fabric check
     """
     environ = read_environment()
     try:
-        report = asyncio.run(_inspect(plan_setup(config, agents or [], None, environ), environ))
+        report = asyncio.run(_inspect(plan_setup(config, agents or [], None, environ, env_file)))
     except ConfigError as error:
         report = CheckReport(ok=False, problems=[error.message])
     if as_json:
@@ -64,10 +63,10 @@ def run(config: ConfigFile = None, agents: AgentsFiles = None, as_json: Json = F
         raise typer.Exit(1)
 
 
-async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
+async def _inspect(setup: NodeSetup) -> CheckReport:
     """Build the node as `up` would, and close it before it serves anything."""
     config = msgspec.structs.replace(setup.config, log=LogSettings(level="error"))
-    node = _build_node(setup, config, environ)
+    node = _build_node(setup, config)
     with setup.locate_errors():
         async with node:
             problems = [*node.registry.errors.values(), *await _find_problems(setup, node)]
@@ -75,7 +74,13 @@ async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
             return CheckReport(
                 ok=not problems,
                 problems=problems,
-                warnings=auth_setup.list_exposure_warnings(config),
+                warnings=[
+                    *list_exposure_warnings(config),
+                    *list_view_warnings(config, catalog),
+                    *setup.remarks,
+                    *setup.warn_of_unset(catalog.agents),
+                    *node.gateway.list_notices(OPERATOR_PRINCIPAL),
+                ],
                 config=str(setup.config_file) if setup.config_file else None,
                 listen=config.listen,
                 store=redact_address(resolve_store_address(setup.with_store_in(setup.own_folder).config, setup.base)),
@@ -85,9 +90,9 @@ async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
             )
 
 
-def _build_node(setup: NodeSetup, config: Config, environ: Mapping[str, str]) -> Fabric:
+def _build_node(setup: NodeSetup, config: Config) -> Fabric:
     # `up` has a key under the same conditions.
-    has_key = not config.auth.anonymous or environ.get("FABRIC_PSK") or StateFolder(environ).key.read()
+    has_key = not config.auth.anonymous or setup.environ.get("FABRIC_PSK") or StateFolder(setup.environ).key.read()
     psk = _PLACEHOLDER_KEY if has_key else None
     mounted = MOUNTED if setup.is_demo else ()
     sources = [_DemoSource()] if setup.is_demo else setup.build_sources()
@@ -99,7 +104,7 @@ def _build_node(setup: NodeSetup, config: Config, environ: Mapping[str, str]) ->
             sources=sources,
             agents=mounted,
             psk=psk,
-            environ=environ,
+            environ=setup.environ,
             log_stream=io.StringIO(),
         )
 
@@ -184,7 +189,12 @@ def _print_report(report: CheckReport) -> None:
     if report.agents:
         print_line()
         rows = [
-            (agent["agent_id"], agent["runtime"], agent["endpoint"], ", ".join(agent["capabilities"]) or "discovered")
+            (
+                agent["agent_id"],
+                agent["runtime"],
+                agent["endpoint"],
+                shorten_names(agent["capabilities"]) or "discovered",
+            )
             for agent in report.agents
         ]
         print_table(("agent", "runtime", "endpoint", "capabilities"), rows)

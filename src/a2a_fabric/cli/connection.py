@@ -3,31 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import typer
 
 from a2a_fabric.cli.output import report_errors
-from a2a_fabric.cli.state import StateFolder
-from a2a_fabric.client.client import DEFAULT_URL, FabricClient
+from a2a_fabric.client.client import FabricClient
+from a2a_fabric.client.http import NodeHttp
+from a2a_fabric.client.local_node import check_token, complete_url, find_node
 from a2a_fabric.config import read_environment
-from a2a_fabric.core.delegation import DELEGATION_VARIABLE, chain_from_header
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.errors import BadInput, FabricError, error_from_code
+from a2a_fabric.core.propagation import DELEGATION_VARIABLE, chain_from_header
+from a2a_fabric.outbound.client import OutboundClient
 
 T = TypeVar("T")
 
 
-def connect(url: str | None, token: str | None, timeout: float = 60.0) -> FabricClient:
+def request_page(url: str | None, token: str | None, method: str, path: str, body: Any = None, wait: float = 0) -> Any:
+    """One page for the operator, as decoded JSON. Raises FabricError."""
+
+    async def exchange() -> Any:
+        async with aclosing(OutboundClient()) as http:
+            return await read_page(http, url, token, method, path, body, wait)
+
+    return asyncio.run(exchange())
+
+
+async def read_page(
+    http: OutboundClient,
+    url: str | None,
+    token: str | None,
+    method: str,
+    path: str,
+    body: Any = None,
+    wait: float = 0,
+) -> Any:
     environ = read_environment()
-    state = StateFolder(environ)
-    node = state.read_node()
-    default_url = node.url if node else DEFAULT_URL
-    url = url or environ.get("FABRIC_URL") or default_url
+    url, found_token = find_node({**environ, "FABRIC_URL": url} if url else environ)
+    token = token or found_token
+    headers = {"authorization": f"Bearer {check_token(token)}"} if token else {}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    node = NodeHttp(complete_url(url), headers, _PAGE_SECONDS + wait, http)
+    return await node.request(method, path, body, read=_read_page_reply, repeatable=False)
+
+
+def _read_page_reply(status: int, value: Any) -> Any:
+    if status < 400:
+        return value
+    if status in (404, 405):
+        raise BadInput("The node is older than this command, or has no door of kind `fabric`")
+    error = value if isinstance(value, dict) else {}
+    raise error_from_code(str(error.get("error_code")), str(error.get("error") or f"The node answered {status}"))
+
+
+_PAGE_SECONDS = 10.0
+
+
+def connect(url: str | None, token: str | None, timeout: float = 60.0, view: str | None = None) -> FabricClient:
+    environ = read_environment()
+    url, found_token = find_node({**environ, "FABRIC_URL": url} if url else environ)
     chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # set if an agent of a node runs this command
-    return FabricClient(url, token or find_token(url, environ, state), timeout, delegation_chain=chain)
+    address = url if view is None else f"{url.rstrip('/')}/views/{quote(view, safe='')}"
+    return FabricClient(address, token or found_token, timeout, delegation_chain=chain)
 
 
 def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
@@ -39,23 +80,6 @@ def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitabl
 
     with report_errors(as_json=as_json):
         return asyncio.run(exchange())
-
-
-def find_token(url: str, environ: Mapping[str, str], state: StateFolder) -> str | None:
-    """The token of the environment; else the saved key, which is sent only to this user's own nodes."""
-    configured_token = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
-    node = state.read_node()
-    is_own_node = (node is not None and url == node.url) or _is_local(url)
-    if configured_token or not is_own_node:
-        return configured_token
-    return state.key.read()
-
-
-def _is_local(url: str) -> bool:
-    try:
-        return is_loopback(urlsplit(url).hostname or "")
-    except ValueError:
-        return False
 
 
 _COMPLETION_TIMEOUT = 1.0

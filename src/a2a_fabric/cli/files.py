@@ -1,22 +1,26 @@
-"""Reads and replaces files of the user: configurations of MCP clients, agents.yaml, the node's own state.
+"""Files of the user, which are replaced as a whole: configurations, and the address of the node that runs.
 
-A file is replaced as a whole, so a node or client that watches it never reads a part of it."""
+A node or client that watches a file never reads a part of it."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
+from a2a_fabric.client.local_node import RunningNode, StateFolder
 from a2a_fabric.core.errors import ConfigError
 
 
 def read_text(path: Path) -> str | None:
     """None if there is no such file. Raises ConfigError."""
     try:
-        return path.read_text("utf-8")
+        return path.read_bytes().decode("utf-8")  # line ends stay as they are
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as exc:
@@ -28,7 +32,7 @@ def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with report_write_errors(path):
         draft.touch(mode=mode)
-        draft.write_text(text, "utf-8")
+        draft.write_bytes(text.encode())
         if path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
@@ -41,3 +45,21 @@ def report_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be written: {exc.strerror}. Check the path and its permissions") from exc
+
+
+@contextmanager
+def announce_node(state: StateFolder, url: str, files: Iterable[Path] = ()) -> Iterator[None]:
+    """Record the address of this process's node for as long as the node runs."""
+    paths = tuple(sorted(str(file.resolve()) for file in files))
+    own_node = RunningNode(url=url, pid=os.getpid(), started_at=time.time(), files=paths)
+    try:
+        state.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_text(state.node_file, msgspec.json.encode(own_node).decode())
+    except (OSError, ConfigError) as exc:
+        reason = exc.message if isinstance(exc, ConfigError) else f"{state.folder}: {exc.strerror}"
+        raise ConfigError(f"{reason}, or set FABRIC_HOME to a folder of yours") from exc
+    try:
+        yield
+    finally:
+        if state.read_node() == own_node:  # else a node that was started later has replaced it
+            state.node_file.unlink(missing_ok=True)

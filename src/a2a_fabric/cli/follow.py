@@ -16,11 +16,9 @@ import typer
 
 from a2a_fabric.cli.connection import complete_job_ids, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import build_failure, print_json_line, print_line, print_result, remark
-from a2a_fabric.cli.parts import print_parts
+from a2a_fabric.cli.output import build_failure, print_json_line, print_line, print_parts, print_result, remark
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.client import FabricClient, JobHandle
 from a2a_fabric.client.wire import CallResult, StreamEvent
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
 

@@ -26,8 +26,7 @@ from a2a_fabric.cli.output import (
     remark,
 )
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.client import FabricClient, JobHandle
 from a2a_fabric.client.wire import StreamEvent
 from a2a_fabric.core.errors import BadInput, JobNotFound, suggest_nearest
 from a2a_fabric.core.job import JOB_STATES

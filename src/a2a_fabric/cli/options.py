@@ -27,6 +27,7 @@ Token = Annotated[
     typer.Option("--token", metavar="KEY", help="Default: FABRIC_TOKEN or FABRIC_PSK, else the key that `up` saved."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show all names and whole texts.")]
 StoreAddress = Annotated[
     str | None,
     typer.Option(
@@ -43,6 +44,15 @@ AgentsFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--agents", metavar="FILE", help="Manifests, instead of those that the configuration names. Repeatable."
+    ),
+]
+
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="Variables for env:NAME references. Default: .env beside the configuration. Real variables win.",
     ),
 ]
 

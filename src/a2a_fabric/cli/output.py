@@ -1,11 +1,18 @@
-"""Prints results on stdout and remarks on stderr: JSON for programs, tables for people, plain columns for pipes."""
+"""Prints results on stdout and remarks on stderr: JSON for programs, tables for people, plain columns for pipes.
+
+The content parts of a result are listed, or saved as files."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import mimetypes
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.result import Part, PartKind
 
 _MIN_WIDTH = 14  # shorter words are not broken, as long as the terminal is wide enough
+_MAX_NAMES = 24  # characters of a list of names
 _COLUMN_GAP = 2
 _STYLES = {
     **dict.fromkeys(("online", "ok", "completed"), "green"),
@@ -25,6 +34,9 @@ _STYLES = {
     **dict.fromkeys(("unknown", "off", "queued"), "dim"),
 }
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
+_SIZE_UNITS = ("bytes", "KB", "MB")
+_MAX_NAME = 100
+_EXTENSIONS: dict[PartKind, str] = {"text": ".txt", "image": ".png", "audio": ".wav", "video": ".mp4"}
 
 
 def print_json(value: Any) -> None:
@@ -67,6 +79,12 @@ def clip_text(text: str, limit: int = 200) -> str:
     """The text on one line, shortened to `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def shorten_names(names: Sequence[str], *, wide: bool = False) -> str:
+    """All names if they are few or `wide`, else their count, so that a table fits a terminal of 80 columns."""
+    text = ", ".join(names)
+    return text if wide or len(text) <= _MAX_NAMES else f"{len(names)} in all"
 
 
 def build_failure(error: FabricError) -> dict[str, Any]:
@@ -145,3 +163,84 @@ def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: i
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table
+
+
+def print_parts(parts: Sequence[Part]) -> None:
+    """Print a line for each part: kind, media type, size, name."""
+    for part in parts:
+        columns = [part.kind, part.mime_type or "", part.url or format_size(part), part.name or ""]
+        print_line("  ".join(_make_printable(each) for each in columns if each))
+
+
+def format_size(part: Part) -> str:
+    size = float(
+        len(part.blob) * 3 // 4 - part.blob.count("=") if part.blob is not None else len(_decode_content(part))
+    )
+    for unit in _SIZE_UNITS:
+        if size < 1000 or unit == _SIZE_UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == _SIZE_UNITS[0] else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable: the last unit has no upper bound")
+
+
+def save_parts(parts: Sequence[Part], folder: Path) -> None:
+    """Save each part as a new file. No file is overwritten, and none is written outside the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise typer.BadParameter(f"{folder}: {exc.strerror}", param_hint="--save") from exc
+    for number, part in enumerate(parts, 1):
+        _save_part(part, number, folder)
+
+
+def _save_part(part: Part, number: int, folder: Path) -> None:
+    if part.url is not None:
+        remark(f"Part {number} is a link and was not saved: {_make_printable(part.url)}")
+        return
+    try:
+        content = _decode_content(part)
+        file = _write_new_file(folder, _choose_file_name(part, number), content)
+    except (binascii.Error, OSError) as exc:
+        remark(f"Part {number} cannot be saved: {_make_printable(str(exc))}")
+        return
+    remark(f"Saved {file}")
+
+
+def _decode_content(part: Part) -> bytes:
+    """Raises binascii.Error for bytes that are not base64."""
+    if part.blob is not None:
+        return base64.b64decode(part.blob, validate=True)
+    if part.text is not None:
+        return part.text.encode()
+    return msgspec.json.format(msgspec.json.encode(part.data), indent=2)
+
+
+def _write_new_file(folder: Path, name: str, content: bytes) -> Path:
+    """Use this name, or the next free one like it. An existing symbolic link is not followed."""
+    for attempt in count():
+        stem, dot, ending = name.rpartition(".")
+        free_name = name if not attempt else f"{stem}-{attempt}{dot}{ending}" if stem else f"{name}-{attempt}"
+        try:
+            with (folder / free_name).open("xb") as stream:
+                stream.write(content)
+        except FileExistsError:
+            continue
+        return folder / free_name
+    raise AssertionError("unreachable: `count` never ends")
+
+
+def _choose_file_name(part: Part, number: int) -> str:
+    """The agent's own name for the part, reduced to a plain file name: no path, not hidden."""
+    last = (part.name or "").replace("\\", "/").rpartition("/")[2]
+    safe_name = "".join(each for each in last if each.isprintable() and each not in ':*?"<>|').strip(" .")
+    if safe_name:
+        return safe_name[-_MAX_NAME:].lstrip(" .") or f"part-{number}"
+    media = (part.mime_type or "").partition(";")[0]
+    guessed = mimetypes.guess_extension(media) if media else None
+    usual = ".json" if part.data is not None else ".txt" if part.text is not None else ".bin"
+    return f"part-{number}{guessed or _EXTENSIONS.get(part.kind) or usual}"
+
+
+def _make_printable(text: str) -> str:
+    """Remove control characters: agents choose these texts, and a terminal would obey them."""
+    return "".join(each if each.isprintable() else " " for each in text)[:300]

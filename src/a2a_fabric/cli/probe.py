@@ -24,9 +24,10 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.importing.agents_yaml import add_entries
 from a2a_fabric.importing.secrets import References, Variable
+from a2a_fabric.importing.servers import make_unique
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.probing import addresses, commands
-from a2a_fabric.probing.findings import Finding, ProbeReport, build_entry, make_unique, suggest_agent_id
+from a2a_fabric.probing.findings import Finding, ProbeReport, build_entry, suggest_agent_id
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.context import RuntimeContext
 
@@ -79,7 +80,7 @@ async def run_probe(
         _build_manifest(chosen_id, finding.runtime, endpoint), target.try_timeout, environ
     )
     description = finding.description or " ".join(described.description.split())[:_MAX_DESCRIPTION]
-    public_endpoint, existing = _hide_secrets(chosen_id, endpoint, references), present.get(chosen_id)
+    public_endpoint, existing = references.replace_endpoint(chosen_id, endpoint), present.get(chosen_id)
     return ProbeOutcome(
         report=report,
         entry=build_entry(chosen_id, finding.runtime, public_endpoint, description),
@@ -120,33 +121,11 @@ def _choose_id(
     """The agent's id, and the references that replace its secrets. An agent that is present keeps its id."""
     name, references = requested_id or suggest_agent_id(finding), References()
     existing = present.get(name)
-    if existing is None or existing.endpoint == _hide_secrets(name, endpoint, references):
+    if existing is None or existing.endpoint == references.replace_endpoint(name, endpoint):
         return name, references
     if requested_id is not None:
         raise BadInput(f"Agent '{requested_id}' exists already, with another endpoint. Choose another --id")
     return make_unique(name, present), References()
-
-
-def _hide_secrets(agent_id: str, endpoint: dict[str, Any], references: References) -> dict[str, Any]:
-    """The endpoint with references in place of its secrets."""
-
-    def value(purpose: str, name: str, text: str) -> str:
-        return text if text.startswith("env:") else references.replace_value(agent_id, purpose, name, text)
-
-    public_endpoint = dict(endpoint)
-    for name in ("uri", "openapi"):
-        if name in public_endpoint:
-            public_endpoint[name] = references.replace_url(agent_id, public_endpoint[name])
-    for table in ("headers", "env"):
-        if table in public_endpoint:
-            public_endpoint[table] = {
-                name: value(f"{table}.{name}", name, text) for name, text in public_endpoint[table].items()
-            }
-    if "psk" in public_endpoint:
-        public_endpoint["psk"] = value("psk", "psk_key", public_endpoint["psk"])
-    if "command" in public_endpoint:
-        public_endpoint["command"] = references.replace_arguments(agent_id, public_endpoint["command"])
-    return public_endpoint
 
 
 def _build_manifest(agent_id: str, runtime: str, endpoint: dict[str, Any]) -> Manifest:

@@ -1,7 +1,7 @@
 """The commands of `a2a-fabric`, listed in tables and imported on use, and the exit codes.
 
 A row names a module and the function in it that is the command; the docstring of the
-function is the help. The groups `jobs`, `messages` and `store` have tables of their
+function is the help. The groups `jobs`, `messages`, `store` and `tools` have tables of their
 own. A quick command never waits for the imports of a slow one.
 
 Exit codes: 0 done · 1 failed · 2 misused · 130 interrupted."""
@@ -26,7 +26,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class CommandRow(NamedTuple):
-    """One command. The row of a group has a class, and a function whose docstring is the help."""
+    """One command: its module in this package. The row of a group has a class, and a function with the help."""
 
     module: str
     about: str
@@ -57,7 +57,7 @@ class CommandGroup(TyperGroup):
 
 def load_command(name: str, row: CommandRow) -> Any:
     """Import the command and build it."""
-    function = getattr(import_module(row.module), row.function)
+    function = getattr(import_module(f"{__package__}.{row.module}"), row.function)
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, no_args_is_help=row.group is not None
     )
@@ -71,15 +71,13 @@ def load_command(name: str, row: CommandRow) -> Any:
 class JobCommands(CommandGroup):
     default = "list"
     rows: ClassVar = {
-        "list": CommandRow("a2a_fabric.cli.jobs", "List your jobs, newest first.", "list_jobs"),
-        "show": CommandRow("a2a_fabric.cli.jobs", "Show a job, its log and its result.", "show_job"),
-        "follow": CommandRow("a2a_fabric.cli.follow", "Follow a job until it ends.", "follow_job"),
-        "answer": CommandRow(
-            "a2a_fabric.cli.jobs", "Answer the questions of a job's agent, so that the job goes on.", "answer_job"
-        ),
-        "cancel": CommandRow("a2a_fabric.cli.jobs", "Cancel jobs, and the work of their agents.", "cancel_jobs"),
-        "retry": CommandRow("a2a_fabric.cli.jobs", "Run the call of an ended job again, as a new job.", "retry_job"),
-        "prune": CommandRow("a2a_fabric.cli.store", "Remove ended jobs from the store.", "prune_jobs"),
+        "list": CommandRow("jobs", "List your jobs, newest first.", "list_jobs"),
+        "show": CommandRow("jobs", "Show a job, its log and its result.", "show_job"),
+        "follow": CommandRow("follow", "Follow a job until it ends.", "follow_job"),
+        "answer": CommandRow("jobs", "Answer the questions of a job's agent, so that the job goes on.", "answer_job"),
+        "cancel": CommandRow("jobs", "Cancel jobs, and the work of their agents.", "cancel_jobs"),
+        "retry": CommandRow("jobs", "Run the call of an ended job again, as a new job.", "retry_job"),
+        "prune": CommandRow("store", "Remove ended jobs from the store.", "prune_jobs"),
     }
 
 
@@ -95,19 +93,15 @@ def _jobs() -> None:
 class MessageCommands(CommandGroup):
     default = "receive"
     rows: ClassVar = {
-        "send": CommandRow("a2a_fabric.cli.messages", "Put a message into an agent's inbox.", "send_message"),
-        "receive": CommandRow("a2a_fabric.cli.messages", "Receive the messages of an inbox.", "receive_messages"),
-        "ack": CommandRow("a2a_fabric.cli.messages", "Acknowledge messages that were received.", "ack_messages"),
+        "send": CommandRow("messages", "Put a message into an agent's inbox.", "send_message"),
+        "receive": CommandRow("messages", "Receive the messages of an inbox.", "receive_messages"),
+        "ack": CommandRow("messages", "Acknowledge messages that were received.", "ack_messages"),
         "publish": CommandRow(
-            "a2a_fabric.cli.messages", "Put a message into every inbox that subscribed to a topic.", "publish_message"
+            "messages", "Put a message into every inbox that subscribed to a topic.", "publish_message"
         ),
-        "subscribe": CommandRow(
-            "a2a_fabric.cli.messages", "Subscribe an inbox to a topic, or unsubscribe it.", "subscribe_inbox"
-        ),
-        "status": CommandRow(
-            "a2a_fabric.cli.messages", "Show whether a message was delivered, and why not.", "show_message_status"
-        ),
-        "queue": CommandRow("a2a_fabric.cli.messages", "Show how many messages wait in an inbox.", "show_queue"),
+        "subscribe": CommandRow("messages", "Subscribe an inbox to a topic, or unsubscribe it.", "subscribe_inbox"),
+        "status": CommandRow("messages", "Show whether a message was delivered, and why not.", "show_message_status"),
+        "queue": CommandRow("messages", "Show how many messages wait in an inbox.", "show_queue"),
     }
 
 
@@ -123,13 +117,11 @@ def _messages() -> None:
 class StoreCommands(CommandGroup):
     rows: ClassVar = {
         "status": CommandRow(
-            "a2a_fabric.cli.store", "Show what is in the store, and whether its schema is current.", "show_store_status"
+            "store", "Show what is in the store, and whether its schema is current.", "show_store_status"
         ),
-        "migrate": CommandRow("a2a_fabric.cli.store", "Bring the store's schema up to date.", "migrate_store"),
-        "export": CommandRow("a2a_fabric.cli.store", "Write everything in the store as JSON lines.", "export_store"),
-        "import": CommandRow(
-            "a2a_fabric.cli.store", "Read an export into the store; existing records stay.", "import_store"
-        ),
+        "migrate": CommandRow("store", "Bring the store's schema up to date.", "migrate_store"),
+        "export": CommandRow("store", "Write everything in the store as JSON lines.", "export_store"),
+        "import": CommandRow("store", "Read an export into the store; existing records stay.", "import_store"),
     }
 
 
@@ -140,6 +132,24 @@ def _store() -> None:
     a running node goes on.
 
     Example: a2a-fabric store status
+    """
+
+
+class ToolCommands(CommandGroup):
+    default = "list"
+    rows: ClassVar = {
+        "list": CommandRow("tools", "List the built-in tools, and the agents as tools.", "list_tools"),
+        "disable": CommandRow("tools", "Leave tools of an agent out: neither listed nor called.", "disable_tools"),
+        "enable": CommandRow("tools", "List tools again that were disabled.", "enable_tools"),
+        "diff": CommandRow("tools", "Show how tools changed since they were approved.", "show_changes"),
+        "approve": CommandRow("tools", "Accept what changed tools say now.", "approve_tools"),
+    }
+
+
+def _tools() -> None:
+    """List, disable and approve the tools of a node.
+
+    Example: a2a-fabric tools list --provider agent
     """
 
 
@@ -156,35 +166,32 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
 
 COMMANDS: dict[str, CommandRow] = {
-    "up": CommandRow("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
-    "mcp": CommandRow("a2a_fabric.cli.mcp", "Serve MCP on stdin and stdout, for clients that start programs."),
-    "call": CommandRow("a2a_fabric.cli.call", "Call an agent and show its answer as it is written."),
+    "up": CommandRow("up", "Start a node, with the demo agents if nothing is configured."),
+    "mcp": CommandRow("mcp", "Serve MCP on stdin and stdout, for clients that start programs."),
+    "call": CommandRow("call", "Call an agent and show its answer as it is written."),
     "messages": CommandRow(
-        "a2a_fabric.cli.program",
-        "Send, receive and acknowledge messages; publish to topics.",
-        "_messages",
-        MessageCommands,
+        "program", "Send, receive and acknowledge messages; publish to topics.", "_messages", MessageCommands
     ),
-    "jobs": CommandRow("a2a_fabric.cli.program", "List, follow, answer, cancel and retry jobs.", "_jobs", JobCommands),
-    "agents": CommandRow("a2a_fabric.cli.agents", "List the agents of a node.", "list_agents"),
-    "search": CommandRow(
-        "a2a_fabric.cli.agents", "Find agents for a task, the best first, and show why they match.", "search_agents"
+    "jobs": CommandRow("program", "List, follow, answer, cancel and retry jobs.", "_jobs", JobCommands),
+    "agents": CommandRow("agents", "List the agents of a node.", "list_agents"),
+    "search": CommandRow("agents", "Find agents for a task, the best first, and show why they match.", "search_agents"),
+    "describe": CommandRow("agents", "Show everything about one agent.", "describe_agent"),
+    "route": CommandRow("agents", "Show which agents would answer a call, in which order, and why.", "show_route"),
+    "login": CommandRow("logins", "Sign in to an agent with your own account.", "log_in"),
+    "logout": CommandRow("logins", "Remove your login at an agent.", "log_out"),
+    "logins": CommandRow("logins", "List your logins at agents.", "list_logins"),
+    "tools": CommandRow("program", "List, disable and approve the tools of a node.", "_tools", ToolCommands),
+    "log": CommandRow("log", "Show the last calls of a running node, and follow new ones.", "show_log"),
+    "health": CommandRow("agents", "Show the health of a node and its agents.", "show_health"),
+    "probe": CommandRow("probe", "Detect the protocol of an address or program, and add the agent."),
+    "import": CommandRow(
+        "mcp_clients", "Add the MCP servers of other clients' files to agents.yaml.", "import_servers"
     ),
-    "describe": CommandRow("a2a_fabric.cli.agents", "Show everything about one agent.", "describe_agent"),
-    "route": CommandRow(
-        "a2a_fabric.cli.agents", "Show which agents would answer a call, in which order, and why.", "show_route"
-    ),
-    "tools": CommandRow("a2a_fabric.cli.agents", "List the built-in tools, and the agents as tools.", "list_tools"),
-    "health": CommandRow("a2a_fabric.cli.agents", "Show the health of a node and its agents.", "show_health"),
-    "probe": CommandRow("a2a_fabric.cli.probe", "Detect the protocol of an address or program, and add the agent."),
-    "import": CommandRow("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
-    "connect": CommandRow("a2a_fabric.cli.connect", "Add this node to the configuration of an MCP client."),
-    "check": CommandRow("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
-    "store": CommandRow(
-        "a2a_fabric.cli.program", "Inspect, migrate, export and import the store.", "_store", StoreCommands
-    ),
-    "schema": CommandRow("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
-    "version": CommandRow("a2a_fabric.cli.program", "Print the version.", "_version"),
+    "connect": CommandRow("mcp_clients", "Add this node to the configuration of an MCP client.", "connect_client"),
+    "check": CommandRow("check", "Check the configuration and show what would run; opens no port."),
+    "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
+    "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),
+    "version": CommandRow("program", "Print the version.", "_version"),
 }
 
 
@@ -208,9 +215,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{NAME} {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _program() -> None:
-    """The program itself has no options."""
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """The program itself has no other options."""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from msgspec import Meta, inspect
 from a2a_fabric import plugins
 from a2a_fabric.cli.output import print_json, print_line
 from a2a_fabric.config import Config
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Manifest, to_portable_schema
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -52,7 +52,7 @@ def build_agents_schema() -> dict[str, Any]:
 
 def _build_schema(title: str, kind: Any) -> dict[str, Any]:
     """Encoded and decoded once, so that defaults that are tuples become lists."""
-    schema = {"$schema": _DRAFT, "title": title, **msgspec.json.schema(kind)}
+    schema = {"$schema": _DRAFT, "title": title, **to_portable_schema(msgspec.json.schema(kind))}
     return dict(msgspec.json.decode(msgspec.json.encode(schema)))
 
 

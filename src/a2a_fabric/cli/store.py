@@ -23,7 +23,7 @@ from a2a_fabric.config import Config, read_environment
 from a2a_fabric.core.errors import BadInput, ConfigError, StoreUnusable
 from a2a_fabric.core.job import PruneResult, RetentionPolicy
 from a2a_fabric.core.stores import Store, StoreStatus
-from a2a_fabric.node_paths import open_store, resolve_store_address
+from a2a_fabric.node_setup import open_store, resolve_store_address
 from a2a_fabric.plugins import canonical_kind, load_schema_inspector, load_store
 from a2a_fabric.stores.address import kind_from_address, resolve_address
 from a2a_fabric.stores.migrate import SchemaStatus
@@ -137,33 +137,16 @@ def _build_fields(schema: SchemaStatus, status: StoreStatus | None) -> list[tupl
         pending = f"{schema.schema}; pending: {', '.join(schema.pending)}. Apply with: {NAME} store migrate"
         return [("store", schema.place), ("schema", pending)]
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
+    count = status.bytes or 0
+    size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
     return [
         ("store", status.place),
         ("schema", f"{status.schema} (current)"),
         ("jobs", jobs or "none"),
         ("agents", str(status.agents)),
         ("messages", str(status.messages)),
-        ("size", "" if status.bytes is None else _format_size(status.bytes)),
+        ("size", "" if status.bytes is None else size),
     ]
-
-
-def _format_size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
-
-
-class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
-    address: str
-    schema: int
-    previous_schema: int
-    is_new: bool
-
-    @property
-    def sentence(self) -> str:
-        if self.is_new:
-            return f"{self.address} was created with schema {self.schema}."
-        if self.previous_schema == self.schema:
-            return f"{self.address} is up to date with schema {self.schema}."
-        return f"{self.address} was migrated from schema {self.previous_schema} to {self.schema}."
 
 
 def migrate_store(store: StoreAddress = None, config: ConfigFile = None, as_json: Json = False) -> None:
@@ -175,21 +158,22 @@ def migrate_store(store: StoreAddress = None, config: ConfigFile = None, as_json
     """
     with report_errors(as_json=as_json):
         _, address = resolve_store(config, store)
-        report = asyncio.run(_migrate(address))
+        status, previous = asyncio.run(_migrate(address))
     if as_json:
-        print_json({"ok": True, "place": report.address, "schema": report.schema, "was": report.previous_schema})
+        print_json({"ok": True, "place": status.place, "schema": status.schema, "was": previous})
+    elif previous == 0:
+        print_line(f"{status.place} was created with schema {status.schema}.")
+    elif previous == status.schema:
+        print_line(f"{status.place} is up to date with schema {status.schema}.")
     else:
-        print_line(report.sentence)
+        print_line(f"{status.place} was migrated from schema {previous} to {status.schema}.")
 
 
-async def _migrate(address: str) -> MigrationReport:
+async def _migrate(address: str) -> tuple[StoreStatus, int]:
+    """The store's status, and the schema that it had before: 0 for a new store."""
     before = await inspect_schema(address)
     async with open_migrated(address) as store:
-        status = await store.status()
-    previous_schema = before.schema if before else 0
-    return MigrationReport(
-        address=status.place, schema=status.schema, previous_schema=previous_schema, is_new=previous_schema == 0
-    )
+        return await store.status(), before.schema if before else 0
 
 
 _FRAME_LINES = 2  # the first line names the format, the last one counts

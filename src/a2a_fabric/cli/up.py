@@ -1,30 +1,36 @@
-"""`a2a-fabric up`: start a node."""
+"""`a2a-fabric up`: start a node, and print its URL, key, store and agents, and three commands to try."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
 import socket
 import ssl
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from a2a_fabric import auth_setup
 from a2a_fabric.app import Fabric
-from a2a_fabric.cli.banner import NodeKey, build_banner
+from a2a_fabric.cli.files import announce_node
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
-from a2a_fabric.cli.options import AgentsFiles, ConfigFile
+from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile
 from a2a_fabric.cli.output import remark
-from a2a_fabric.cli.state import StateFolder
+from a2a_fabric.cli.program import NAME
+from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, parse_listen, prepare_process, read_environment
+from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.agents import MOUNTED, DemoAgents
-from a2a_fabric.stores.address import resolve_address
+from a2a_fabric.node_setup import list_exposure_warnings
+from a2a_fabric.stores.address import redact_address, resolve_address
 from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, raise_file_limit, url_from_socket
 
 try:
@@ -33,6 +39,22 @@ try:
     _new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 except ImportError:  # Windows
     _new_loop = asyncio.new_event_loop
+
+_AGENTS_SHOWN = 8
+# The demo's first calls let two protocols meet: the command line calls an MCP server, an A2A client an ACP agent.
+_DEMO_CALL = "call units convert --arg value=26.2 --arg unit=mi --arg to=km"
+_DEMO_PATH = "/agents/morse/message:send"
+_DEMO_MESSAGE = (
+    '{"message":{"messageId":"m-1","role":"ROLE_USER","parts":[{"text":"hello world"}],"metadata":{"skill":"morse"}}}'
+)
+
+
+class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's own key, and its origin: the configuration, FABRIC_PSK, the saved file, or newly created."""
+
+    secret: str | None
+    origin: Literal["configured", "environment", "kept", "made", "none"]
+    path: str = ""
 
 
 def run(
@@ -50,6 +72,7 @@ def run(
         str | None,
         typer.Option(metavar="ADDRESS", help="Where jobs are stored: memory:, sqlite:PATH or postgresql://…"),
     ] = None,
+    env_file: EnvFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
@@ -59,13 +82,14 @@ def run(
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
     environ = read_environment()
-    setup = msgspec.structs.replace(plan_setup(config, agents or [], listen, environ), imports=tuple(imports or ()))
+    setup = plan_setup(config, agents or [], listen, environ, env_file)
+    setup = msgspec.structs.replace(setup, imports=tuple(imports or ()))
     if store is not None:
         address = resolve_address(store, Path.cwd())  # a path on the command line is relative to this folder
         setup = msgspec.structs.replace(setup, config=msgspec.structs.replace(setup.config, store=address))
     prepare_process()
     state = StateFolder(environ)
-    key = _choose_key(setup.config, environ.get("FABRIC_PSK"), state)
+    key = _choose_key(setup.config, setup.environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(setup, key, state, quiet=quiet))
 
@@ -89,7 +113,7 @@ async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: b
                 unread_seconds=limits.unread_seconds,
                 tls=tls,
             )
-            stack.enter_context(state.announce(_reachable_url(listener, setup.config)))
+            stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
             if not quiet:
                 _print_banner(setup, key, node, listener, port)
             await server.run_until_stopped()
@@ -104,7 +128,7 @@ async def start_node(setup: NodeSetup, psk: str | None, stack: AsyncExitStack) -
         sources.append(await stack.enter_async_context(DemoAgents()))
     with setup.locate_errors():
         mounted = MOUNTED if setup.is_demo else ()
-        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
+        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk, environ=setup.environ)
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))
@@ -144,8 +168,10 @@ def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket
     if requested_port not in (0, port):
         remark(f"Port {requested_port} is taken; using {port}.")
     url, agents = _reachable_url(listener, setup.config), node.registry.catalog.agents
-    for warning in auth_setup.list_exposure_warnings(setup.config):
+    for warning in (*list_exposure_warnings(setup.config), *setup.remarks, *setup.warn_of_unset(agents)):
         remark(f"Warning: {warning}")
+    for notice in node.gateway.list_notices(OPERATOR_PRINCIPAL):
+        remark(f"Note: {notice}")
     remark(build_banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
 
 
@@ -156,3 +182,89 @@ def _reachable_url(listener: socket.socket, config: Config) -> str:
         .replace("//0.0.0.0:", "//127.0.0.1:")
         .replace("//[::]:", "//[::1]:")
     )
+
+
+def build_banner(url: str, key: NodeKey, store: str, agents: Sequence[Manifest], *, is_demo: bool) -> str:
+    overflow = f" and {len(agents) - _AGENTS_SHOWN} more" if len(agents) > _AGENTS_SHOWN else ""
+    agent_names = ", ".join(agent.agent_id for agent in agents[:_AGENTS_SHOWN]) + overflow if agents else "none yet"
+    lines = [
+        "",
+        f"  Fabric is up at {url}",
+        f"  Token   {_describe_key(key)}",
+        f"  Store   {describe_store(store)}",
+        f"  Agents  {agent_names}{' (the demo)' if is_demo else ''}",
+        "",
+        "  Try, in another terminal:",
+        *(f"    {command}" for command in _suggest_commands(url, key, agents, is_demo=is_demo)),
+        "",
+        "  Ctrl-C stops the node after running calls have finished.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def describe_store(store: str) -> str:
+    return "memory: jobs are lost when the node stops" if store.startswith("memory") else redact_address(store)
+
+
+def _describe_key(key: NodeKey) -> str:
+    match key.origin:
+        case "configured":
+            return "the key in your configuration"
+        case "environment":
+            return "the key in FABRIC_PSK"
+        case "none":
+            return "not required"
+        case "made":
+            return f"{key.secret}  (saved in {key.path})"
+        case "kept":
+            return f"{key.secret}" if sys.stderr.isatty() else f"saved in {key.path}"
+
+
+def _suggest_commands(url: str, key: NodeKey, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
+    program = _find_program()
+    first_call = _DEMO_CALL if is_demo else _suggest_call(agents)
+    return [f"{program} agents", f"{program} {first_call}", _build_curl(url, key, is_demo=is_demo)]
+
+
+def _suggest_call(agents: Sequence[Manifest]) -> str:
+    """A call to the first agent with a capability; the user fills in the arguments."""
+    for agent in agents:
+        for capability in agent.capabilities:
+            return " ".join(
+                ["call", shlex.quote(agent.agent_id), shlex.quote(capability.name), *_build_placeholders(capability)]
+            )
+    return f"describe {shlex.quote(agents[0].agent_id)}" if agents else "tools"
+
+
+def _build_placeholders(capability: Capability) -> list[str]:
+    """A placeholder for the task, and for every required argument."""
+    schema: dict[str, Any] = capability.input_schema or {"properties": {"task": {}}}
+    needed = [str(name) for name in schema.get("required", ())]
+    if "task" in (schema.get("properties") or {}):
+        return ['"..."', *(f"--arg {shlex.quote(name)}=..." for name in needed if name != "task")]
+    return [f"--arg {shlex.quote(name)}=..." for name in needed]
+
+
+def _build_curl(url: str, key: NodeKey, *, is_demo: bool) -> str:
+    token = {
+        "made": f"$(cat {shlex.quote(key.path)})",
+        "kept": f"$(cat {shlex.quote(key.path)})",
+        "environment": "$FABRIC_PSK",
+        "configured": "$FABRIC_TOKEN",
+    }.get(key.origin)
+    auth = f'-H "Authorization: Bearer {token}" ' if token else ""
+    if is_demo:
+        headers = f"{auth}-H 'A2A-Version: 1.0' -H 'Content-Type: application/json'"
+        return f"curl -s {url}{_DEMO_PATH} {headers} -d '{_DEMO_MESSAGE}'"
+    body = '{"name":"fabric.tool.math.calculate","arguments":{"expression":"6*7"}}'
+    return f"curl -s {url}/mcp/call {auth}-H 'Content-Type: application/json' -d '{body}'"
+
+
+def _find_program() -> str:
+    """The command as another shell finds it."""
+    program_path = Path(sys.argv[0])
+    if program_path.name != NAME:
+        return f"{shlex.quote(sys.executable)} -m a2a_fabric"
+    in_a_venv = sys.prefix != sys.base_prefix
+    return shlex.quote(str(program_path.absolute())) if in_a_venv or not shutil.which(NAME) else NAME

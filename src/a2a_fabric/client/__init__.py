@@ -1,7 +1,6 @@
 """Talk to a node from Python: `FabricClient` for async code, `SyncFabricClient` for everything else."""
 
-from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.client import FabricClient, JobHandle
 from a2a_fabric.client.sync import SyncFabricClient
 from a2a_fabric.client.wire import CallResult, NodeUnreachable, StreamEvent
 

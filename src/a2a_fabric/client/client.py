@@ -13,41 +13,51 @@ Failures are raised as `FabricError`s, with the code, the details and the
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, Self
 
 from msgspec import UNSET
 
-from a2a_fabric.client.job import JobHandle, NodeConnection
+from a2a_fabric.client.directory import DirectoryClient
+from a2a_fabric.client.http import REPLY_BYTES, STREAM_BYTES, NodeHttp, pause_or_raise, retry_request
+from a2a_fabric.client.local_node import check_token, complete_url, find_node
+from a2a_fabric.client.rest import MessagesClient, TasksClient
 from a2a_fabric.client.wire import (
     CallResult,
+    NodeUnreachable,
     StreamEvent,
     encode_request,
     error_from_transport,
     final_event_from_result,
-    pause_before_retry,
     read_event,
     read_reply,
     to_attachments,
 )
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment
-from a2a_fabric.core.delegation import MaybeChain, chain_to_headers
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.trace import Trace, new_id
+from a2a_fabric.core.errors import (
+    CallTimeout,
+    FabricError,
+    RateLimited,
+    StoreUnavailable,
+    UpstreamInterrupted,
+)
+from a2a_fabric.core.propagation import MaybeChain, Trace, chain_to_headers, new_id
+from a2a_fabric.core.result import Part
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 _GRACE_SECONDS = 5.0  # seconds beyond a call's timeout, so that the node's own error arrives
 _PAGE = 1000
-_REPLY_BYTES = 64 * 1024 * 1024
-_STREAM_BYTES = 1024 * 1024 * 1024
+_CONNECTION_SECONDS = 300.0  # then a new connection continues the stream
+_FIRST_PAUSE = 0.1
+_MAX_PAUSE = 5.0
+_AFTER_LAST = 10**14  # beyond every log, so that only `final` is sent
 
 
 class FabricClient:
@@ -55,22 +65,31 @@ class FabricClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         token: str | None = None,
         timeout: float = 60.0,
         *,
         delegation_chain: MaybeChain = UNSET,
     ) -> None:
-        """`delegation_chain` is for agents that call a node in turn: the chain that came with their own call."""
-        if not url.startswith(("http://", "https://")):
-            raise BadInput(f"'{url[:200]}' is not the URL of a node, such as {DEFAULT_URL}")
-        self.url = url.rstrip("/")
+        """Without a URL, the node is found as the command line finds it: FABRIC_URL and FABRIC_TOKEN, else the node
+        that this user started last on this machine, with its kept key. With a URL, only the given token is sent.
+
+        `delegation_chain` is for agents that call a node in turn: the chain that came with their own call.
+        """
+        if url is None:
+            url, found_token = find_node()
+            token = token or found_token
+        self.url = complete_url(url)
         self.timeout = timeout
         self._headers = {"content-type": "application/json"}
         if token:
-            self._headers["authorization"] = f"Bearer {token}"
+            self._headers["authorization"] = f"Bearer {check_token(token)}"
         self._headers |= chain_to_headers(delegation_chain)
         self._http = OutboundClient()
+        node = NodeHttp(self.url, self._headers, timeout, self._http)
+        self.directory = DirectoryClient(node)
+        self.messages = MessagesClient(node)
+        self.tasks = TasksClient(node)
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,9 +151,10 @@ class FabricClient:
         conversation_id: str | None = None,
     ) -> CallResult:
         """Call an agent and wait for its answer. Calls of one conversation share the agent's memory, if it has one."""
-        arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
-        arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
-        return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE_SECONDS)
+        seconds = timeout or self.timeout
+        target = {"agent_id": agent_id, "capability": capability, "conversation_id": conversation_id}
+        arguments = {**target, **_build_input(task, context, attachments), **_build_limits(seconds, trace)}
+        return await self._send("fabric.call", arguments, seconds + _GRACE_SECONDS)
 
     async def stream(
         self,
@@ -149,10 +169,11 @@ class FabricClient:
         conversation_id: str | None = None,
     ) -> AsyncGenerator[StreamEvent]:
         """Call an agent and receive its events; the last one is `final`. Leaving early cancels the call."""
-        arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
-        arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
+        seconds = timeout or self.timeout
+        target = {"agent_id": agent_id, "capability": capability, "conversation_id": conversation_id}
+        arguments = {**target, **_build_input(task, context, attachments), **_build_limits(seconds, trace)}
         body = encode_request("fabric.call", {**arguments, "stream": True})
-        total_timeout = (timeout or self.timeout) + _GRACE_SECONDS
+        total_timeout = seconds + _GRACE_SECONDS
         ends_at = time.monotonic() + total_timeout
         has_begun = False
         for attempt in count(1):
@@ -165,10 +186,11 @@ class FabricClient:
             except FabricError as error:
                 if has_begun:
                     raise
-                await _pause_or_raise(error, attempt, ends_at)
+                await pause_or_raise(error, attempt, ends_at)
 
     async def submit(
         self,
+        /,
         agent_id: str,
         capability: str,
         task: str = "",
@@ -183,15 +205,15 @@ class FabricClient:
         `about` may hold `idempotency_key` (by default a new one, so that a lost reply does not make two jobs),
         `priority`, `run_at`, `expires_at`, `ttl_ms`, `webhook` and `conversation_id`.
         """
-        arguments: dict[str, Any] = {"agent_id": agent_id, "capability": capability, "task": task, "context": context}
-        arguments |= {"async": True, "attachments": to_attachments(attachments)}
+        target = {"agent_id": agent_id, "capability": capability, "async": True}
+        arguments = {**target, **_build_input(task, context, attachments)}
         options = {"timeout_ms": _milliseconds(timeout) if timeout else None, "idempotency_key": new_id(), **about}
         result = await self._send("fabric.call", {**arguments, **options}, self.timeout, read_only=True)
         return self.job(str(result.data["job_id"]))
 
     def job(self, job_id: str) -> JobHandle:
         """The handle of an existing job. Sends nothing yet."""
-        return JobHandle(NodeConnection(query=self._query, send=self._send, stream_events=self._events), job_id)
+        return JobHandle(self, job_id)
 
     async def jobs(
         self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
@@ -235,13 +257,13 @@ class FabricClient:
                     headers={**self._headers, "accept": "application/json"},
                     body=body,
                     timeout=time_left,
-                    limit=_REPLY_BYTES,
+                    limit=REPLY_BYTES,
                 )
             except OutboundError as exc:
                 raise error_from_transport(exc, self.url, timeout) from exc
             return read_reply(reply.status, reply.body, reply.headers.get("retry-after"))
 
-        return await _retry_request(send_once, timeout, read_only=read_only)
+        return await retry_request(send_once, timeout, read_only=read_only)
 
     async def _events(self, body: bytes, timeout: float, time_left: float) -> AsyncGenerator[StreamEvent]:
         """The events of one connection, until it ends or breaks."""
@@ -249,7 +271,7 @@ class FabricClient:
         url = f"{self.url}/mcp/call"
         try:
             async with self._http.stream(
-                "POST", url, headers=headers, body=body, timeout=time_left, limit=_STREAM_BYTES
+                "POST", url, headers=headers, body=body, timeout=time_left, limit=STREAM_BYTES
             ) as reply:
                 if reply.headers.get("content-type", "").startswith("text/event-stream"):
                     async for event in _events_until_final(reply):
@@ -262,8 +284,84 @@ class FabricClient:
             raise error_from_transport(exc, self.url, timeout) from exc
 
 
+class JobHandle:
+    """Follow a job, wait for it, answer it, cancel it.
+
+    The node stores the job's log, so a broken connection loses nothing: `events` reconnects with the last event number
+    it has and continues there. `reconnect_timeout` is how long, in seconds, it tries to reach a node that is gone.
+    """
+
+    def __init__(self, node: FabricClient, job_id: str, reconnect_timeout: float = 60.0) -> None:
+        self.job_id = job_id
+        self._node = node
+        self._reconnect_timeout = reconnect_timeout
+
+    async def status(self) -> dict[str, Any]:
+        return await self._node._query("fabric.job.status", job_id=self.job_id)
+
+    async def events(self, after: int = 0) -> AsyncGenerator[StreamEvent]:
+        """The events after a number, each once, in order; the last one is `final`. A failed job raises its error.
+
+        Leaving early does not affect the job.
+        """
+        broken_at: float | None = None
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                body = encode_request("fabric.job.stream", {"job_id": self.job_id, "after": after})
+                stream = self._node._events(body, _CONNECTION_SECONDS, _CONNECTION_SECONDS)
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        broken_at, pause = None, _FIRST_PAUSE
+                        after = event.number or after
+                        yield event
+                return
+            except FabricError as error:
+                if not _is_connection_error(error):
+                    raise
+                broken_at = broken_at or time.monotonic()
+                if time.monotonic() - broken_at > self._reconnect_timeout:
+                    raise
+            await asyncio.sleep(pause * (0.5 + random.random()))
+            pause = min(pause * 2, _MAX_PAUSE)
+
+    async def result(self, timeout: float | None = None) -> CallResult:
+        """Wait for the end. Raises the job's error, or CallTimeout after `timeout` seconds; then the job continues.
+
+        If the agent asks a question first, the result has a `job_id` and holds the question.
+        """
+        try:
+            async with asyncio.timeout(timeout), aclosing(self.events(_AFTER_LAST)) as events:
+                async for event in events:
+                    if event.kind == "final":
+                        return event.result
+        except TimeoutError as exc:
+            raise CallTimeout(timeout or 0.0, job_id=self.job_id) from exc
+        raise AssertionError("a stream ends with `final`")
+
+    async def cancel(self) -> dict[str, Any]:
+        return await self._node._query("fabric.job.cancel", job_id=self.job_id)
+
+    async def answer(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Answer each question by its key: `{"name": {"content": ...}}`."""
+        arguments = {"job_id": self.job_id, "answers": answers}
+        return (await self._node._send("fabric.job.answer", arguments, self._reconnect_timeout)).data
+
+    async def retry(self) -> JobHandle:
+        """The same call again, as a new job. Raises Conflict while this one has not ended."""
+        response = await self._node._send("fabric.job.retry", {"job_id": self.job_id}, self._reconnect_timeout)
+        return JobHandle(self._node, str(response.data["job_id"]), self._reconnect_timeout)
+
+
+def _is_connection_error(error: FabricError) -> bool:
+    """Whether the connection to the job failed, rather than the job."""
+    if isinstance(error, StoreUnavailable | NodeUnreachable | RateLimited):
+        return True
+    return error.trace_id is None and isinstance(error, UpstreamInterrupted | CallTimeout)
+
+
 async def _events_until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
-    async for frame in sse.iter_event_data(reply.chunks(), limit=_REPLY_BYTES):
+    async for frame in sse.iter_event_data(reply.chunks(), limit=REPLY_BYTES):
         event = read_event(frame)
         if event is not None:
             yield event
@@ -272,41 +370,13 @@ async def _events_until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent
     raise UpstreamInterrupted("The stream ended before the answer arrived")
 
 
-async def _retry_request(
-    send_once: Callable[[float], Awaitable[CallResult]], timeout: float, *, read_only: bool
-) -> CallResult:
-    ends_at = time.monotonic() + timeout
-    for attempt in count(1):
-        try:
-            return await send_once(ends_at - time.monotonic())
-        except FabricError as error:
-            await _pause_or_raise(error, attempt, ends_at, read_only=read_only)
-    raise AssertionError("the last attempt returns or raises")
+def _build_input(task: str, context: dict[str, Any] | None, attachments: Sequence[Part | Attachment]) -> dict[str, Any]:
+    return {"task": task, "context": context, "attachments": to_attachments(attachments)}
 
 
-async def _pause_or_raise(error: FabricError, attempt: int, ends_at: float, *, read_only: bool = False) -> None:
-    pause = pause_before_retry(error, attempt, read_only=read_only)
-    if pause is None or time.monotonic() + pause >= ends_at:
-        raise error
-    await asyncio.sleep(pause)
-
-
-def _call_arguments(
-    agent_id: str,
-    capability: str,
-    task: str,
-    context: dict[str, Any] | None,
-    timeout: float,
-    trace: Trace | None,
-) -> dict[str, Any]:
-    return {
-        "agent_id": agent_id,
-        "capability": capability,
-        "task": task,
-        "context": context,
-        "timeout_ms": _milliseconds(timeout),
-        "trace": {"trace_id": trace.trace_id, "span_id": trace.span_id} if trace else None,
-    }
+def _build_limits(timeout: float, trace: Trace | None) -> dict[str, Any]:
+    span = {"trace_id": trace.trace_id, "span_id": trace.span_id} if trace else None
+    return {"timeout_ms": _milliseconds(timeout), "trace": span}
 
 
 def _milliseconds(timeout: float) -> int:

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Attachment
-from a2a_fabric.core.content import attachment_from_part
+from a2a_fabric.core.call import Attachment, attachment_from_part
 from a2a_fabric.core.errors import (
     CallTimeout,
     FabricError,
@@ -21,11 +20,9 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_code,
 )
-from a2a_fabric.core.events import EVENT_KINDS, EventKind
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import is_loopback
-from a2a_fabric.core.result import Fallback
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.propagation import Trace
+from a2a_fabric.core.result import EVENT_KINDS, EventKind, Fallback, Part
 from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, OutboundError, ReplyTooLarge
 
 
@@ -67,14 +64,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def result(self) -> CallResult:
         """For the `final` event: what a plain call would have returned."""
-        return CallResult(
-            data=self.data,
-            trace=self.trace,
-            fallback=self.fallback,
-            job_id=self.job_id,
-            parts=self.parts,
-            notes=self.notes,
-        )
+        return CallResult(**{name: getattr(self, name) for name in CallResult.__struct_fields__})
 
 
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -142,15 +132,7 @@ def read_event(frame: bytes) -> StreamEvent | None:
 
 
 def final_event_from_result(result: CallResult) -> StreamEvent:
-    return StreamEvent(
-        kind="final",
-        data=result.data,
-        trace=result.trace,
-        fallback=result.fallback,
-        job_id=result.job_id,
-        parts=result.parts,
-        notes=result.notes,
-    )
+    return StreamEvent(kind="final", **msgspec.structs.asdict(result))
 
 
 def _result_from_envelope(envelope: _Envelope, retry_after: str | None = None) -> CallResult:

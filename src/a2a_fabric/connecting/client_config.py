@@ -1,13 +1,11 @@
 """Adds Fabric's entry to the JSON or TOML configuration of an MCP client, or removes it.
 
-The change is computed as text; the caller writes the file. Comments in TOML stay. JSON with comments is not
-changed, because no maintained library edits JSON and keeps its comments."""
+The change is computed as text; the caller writes the file. Comments stay, in TOML and in JSON."""
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -21,68 +19,88 @@ from a2a_fabric.importing import jsonc
 
 
 class JsonConfigFile:
-    """Raises ConfigError, when made, for a file that is broken, or that has comments: writing it would lose them."""
+    """Raises ConfigError, when made, for a file that is broken."""
 
     def __init__(self, text: str, name: str, key: str) -> None:
         self._text = text
+        self._name = name
         self._key = key
-        self._value = _parse_json(text, name)
+        try:
+            self._value = jsonc.parse(text.strip("\ufeff") and text, name)
+        except ConfigError as error:
+            raise ConfigError(f"{error.message}; nothing was changed") from error
         if not isinstance(self._value, dict) or not isinstance(self._value.get(key, {}), dict):
             raise ConfigError(f"{name}: `{key}` is not a table; nothing was changed")
 
-    def find_entry(self, name: str) -> dict[str, Any] | None:
-        value = self._value.get(self._key, {}).get(name)
-        return value if isinstance(value, dict) else None
+    @property
+    def servers(self) -> dict[str, Any]:
+        return dict(self._value.get(self._key, {}))
 
     def add_entry(self, name: str, entry: dict[str, Any], inputs: tuple[dict[str, Any], ...] = ()) -> str:
-        value = {**self._value, self._key: {**self._value.get(self._key, {}), name: entry}}
-        if inputs:
-            ids = {each["id"] for each in inputs}
-            value["inputs"] = [*(each for each in _list_inputs(value) if each.get("id") not in ids), *inputs]
-        return self._dump(value)
+        text = self._edit(self._text, (self._key, name), entry)
+        for each in inputs:
+            listed = _list_inputs(jsonc.parse(text, self._name))
+            number = next((at for at, found in enumerate(listed) if _input_id(found) == each["id"]), len(listed))
+            path = ("inputs", number) if listed else ("inputs",)
+            text = self._edit(text, path, each if listed else [each])
+        return text
 
     def remove_entry(self, name: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
         """Tables that become empty are removed too. The text is empty if nothing else was in the file."""
-        servers = {key: entry for key, entry in self._value.get(self._key, {}).items() if key != name}
-        value = {**self._value, self._key: servers}
-        ids = {each["id"] for each in inputs}
-        if "inputs" in value:
-            value["inputs"] = [each for each in _list_inputs(value) if each.get("id") not in ids]
-        value = {key: inner for key, inner in value.items() if inner or key not in (self._key, "inputs")}
-        return self._dump(value) if value else ""
+        text = self._edit(self._text, (self._key, name))
+        for each in inputs:
+            listed = _list_inputs(jsonc.parse(text, self._name))
+            for number in [at for at, found in enumerate(listed) if _input_id(found) == each["id"]]:
+                text = self._edit(text, ("inputs", number))
+        value = jsonc.parse(text, self._name)
+        for key in (self._key, "inputs"):
+            if key in value and not value[key]:
+                text = self._edit(text, (key,))
+        return text if jsonc.parse(text, self._name) or "//" in text or "/*" in text else ""
 
-    def _dump(self, value: Any) -> str:
-        return json.dumps(value, indent=_detect_indent(self._text), ensure_ascii=False) + "\n"
-
-
-def render_json_snippet(name: str, entry: dict[str, Any], key: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-    """Fabric's entry alone, to be pasted."""
-    return JsonConfigFile("", "", key).add_entry(name, entry, inputs)
-
-
-def _parse_json(text: str, name: str) -> Any:
-    if not text.strip():
-        return {}
-    try:
-        return jsonc.parse_strict(text, name)
-    except ConfigError as error:
+    def _edit(self, text: str, path: tuple[str | int, ...], value: Any = None) -> str:
+        """Set the value at the path, or remove it if there is no value. Raises ConfigError unless only that changed."""
+        before = jsonc.parse(text.strip("\ufeff") and text, self._name)
         try:
-            jsonc.parse(text, name)
-        except ConfigError:
-            raise ConfigError(f"{error.message}; nothing was changed") from error
-        raise ConfigError(
-            f"{name}: it has comments or extra commas, which would be lost; paste what --print shows, or remove them"
-        ) from error
+            edited = jsonc.remove_member(text, path) if value is None else jsonc.set_member(text, path, value)
+            is_exact = jsonc.parse(edited, self._name) == _with_change(before, path, value)
+        except (ConfigError, ValueError, IndexError, StopIteration) as exc:
+            raise _not_editable(self._name, self._key) from exc
+        if not is_exact:
+            raise _not_editable(self._name, self._key)
+        return edited
 
 
-def _list_inputs(value: dict[str, Any]) -> list[dict[str, Any]]:
+def _with_change(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    """The value with `new` at the path, or without what is there if `new` is None."""
+    key, *rest = path
+    copied: Any = list(value) if isinstance(value, list) else dict(value or {})
+    if rest:
+        present = copied.get(key) if isinstance(copied, dict) else copied[key]
+        copied[key] = _with_change(present, tuple(rest), new)
+    elif new is None:
+        del copied[key]
+    elif isinstance(copied, list) and key == len(copied):
+        copied.append(new)
+    else:
+        copied[key] = new
+    return copied
+
+
+def _list_inputs(value: dict[str, Any]) -> list[Any]:
     listed = value.get("inputs")
-    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return listed if isinstance(listed, list) else []
 
 
-def _detect_indent(text: str) -> int | str:
-    match = re.search(r"^[{\[]\s*\n([ \t]+)\S", text)
-    return ("\t" if "\t" in match[1] else len(match[1])) if match else 2
+def _input_id(value: Any) -> Any:
+    return value.get("id") if isinstance(value, dict) else None
+
+
+def _not_editable(name: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"{name}: `{key}` is written in a way that cannot be changed safely; "
+        "paste what --print shows; nothing was changed"
+    )
 
 
 class TomlConfigFile:
@@ -97,35 +115,34 @@ class TomlConfigFile:
             raise ConfigError(f"{name}: not valid TOML: {exc}; nothing was changed") from exc
         self._value: dict[str, Any] = self._document.unwrap()
 
-    def find_entry(self, name: str) -> dict[str, Any] | None:
-        servers = self._value.get(self._key, {})
-        value = servers.get(name) if isinstance(servers, dict) else None
-        return value if isinstance(value, dict) else None
+        if not isinstance(self._value.get(key, {}), dict):
+            raise ConfigError(f"{name}: `{key}` is not a table; nothing was changed")
+
+    @property
+    def servers(self) -> dict[str, Any]:
+        return dict(self._value.get(self._key, {}))
 
     def add_entry(self, name: str, entry: dict[str, Any], inputs: tuple[dict[str, Any], ...] = ()) -> str:
         """A new entry comes last, so that the text before it stays as it is."""
         try:
-            if self.find_entry(name) is None:
-                self._document.append(self._key, _make_servers_table(name, entry))
+            table: Any = self._document.get(self._key)
+            if isinstance(table, InlineTable):  # all on one line, which stays one line
+                table[name] = entry
+            elif name in self.servers:
+                table[name] = tomlkit.item(entry)
             else:
-                self._servers[name] = tomlkit.item(entry)
+                self._document.append(self._key, _make_servers_table(name, entry))
         except TOMLKitError as exc:
-            raise self._not_editable() from exc
+            raise _not_editable(self._name, self._key) from exc
         return self._check_edit(name, entry)
 
     def remove_entry(self, name: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-        if self.find_entry(name) is not None:
-            del self._servers[name]
-            if not self._servers:
+        if name in self.servers:
+            servers: Any = self._document[self._key]
+            del servers[name]
+            if not servers:
                 del self._document[self._key]
         return self._check_edit(name, None)
-
-    @property
-    def _servers(self) -> Any:
-        servers = self._document[self._key]
-        if isinstance(servers, InlineTable):  # all on one line, whose layout is the user's own
-            raise self._not_editable()
-        return servers
 
     def _check_edit(self, name: str, entry: dict[str, Any] | None) -> str:
         """The new text. Raises ConfigError unless it differs by the entry alone."""
@@ -134,14 +151,8 @@ class TomlConfigFile:
         text = tomlkit.dumps(self._document)
         actual = tomllib.loads(text)
         if {**actual, self._key: actual.get(self._key, {})} != {**self._value, self._key: servers}:
-            raise self._not_editable()
+            raise _not_editable(self._name, self._key)
         return text
-
-    def _not_editable(self) -> ConfigError:
-        return ConfigError(
-            f"{self._name}: `{self._key}` is written in a way that cannot be changed safely; "
-            "paste what --print shows; nothing was changed"
-        )
 
 
 def _make_servers_table(name: str, entry: dict[str, Any]) -> Any:
@@ -150,13 +161,7 @@ def _make_servers_table(name: str, entry: dict[str, Any]) -> Any:
     return servers
 
 
-def render_toml_snippet(name: str, entry: dict[str, Any], key: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-    """Fabric's table alone, to be pasted."""
-    return TomlConfigFile("", "", key).add_entry(name, entry)
-
-
 Action = Literal["connected", "updated", "already connected", "disconnected", "not connected"]
-
 
 _OWN_MARKERS = ("a2a-fabric", "a2a_fabric", TOKEN_VARIABLE, TOKEN_INPUT)
 
@@ -166,6 +171,7 @@ class ConfigChange(msgspec.Struct, frozen=True, kw_only=True):
 
     action: Action
     text: str | None = None
+    moved: dict[str, Any] = {}  # servers that were taken out, or put back
 
 
 class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,28 +181,51 @@ class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render_snippet(client: McpClient, entry: ClientEntry) -> str:
-    render = render_toml_snippet if client.is_toml else render_json_snippet
-    return render(entry.name, entry.value, client.key, entry.inputs)
+    """Fabric's entry alone, to be pasted."""
+    return _parse_file(client, "", "").add_entry(entry.name, entry.value, entry.inputs)
 
 
-def add_entry(client: McpClient, entry: ClientEntry, text: str, path: str) -> ConfigChange:
-    file = _parse_file(client, text, path)
-    existing = file.find_entry(entry.name)
-    if existing == entry.value:
+def list_servers(client: McpClient, text: str, path: str) -> dict[str, Any]:
+    """The servers in a client's file, by name. Raises ConfigError."""
+    return _parse_file(client, text, path).servers
+
+
+def add_entry(
+    client: McpClient, entry: ClientEntry, text: str, path: str, replaced: Collection[str] = ()
+) -> ConfigChange:
+    """Add Fabric's entry, and take out the servers that it replaces. Raises ConfigError."""
+    servers = list_servers(client, text, path)
+    existing = servers.get(entry.name)
+    moved = {name: servers[name] for name in replaced if name in servers and name != entry.name}
+    if existing == entry.value and not moved:
         return ConfigChange(action="already connected")
-    action: Action = "connected" if existing is None else "updated"
-    return ConfigChange(action=action, text=file.add_entry(entry.name, entry.value, entry.inputs))
+    if existing != entry.value:
+        text = _parse_file(client, text, path).add_entry(entry.name, entry.value, entry.inputs)
+    for name in moved:
+        text = _parse_file(client, text, path).remove_entry(name)
+    return ConfigChange(action="connected" if existing is None else "updated", text=text, moved=moved)
 
 
-def remove_entry(client: McpClient, name: str, text: str, original_text: str | None, path: str) -> ConfigChange:
-    """Remove Fabric's entry; an entry of the same name in the original text comes back."""
-    file = _parse_file(client, text, path)
-    if file.find_entry(name) is None:
+def remove_entry(
+    client: McpClient,
+    name: str,
+    text: str,
+    original_text: str | None,
+    path: str,
+    moved: Mapping[str, Any],
+) -> ConfigChange:
+    """Remove Fabric's entry; an entry of the same name in the original text comes back, and so do moved servers."""
+    servers = list_servers(client, text, path)
+    if name not in servers:
         return ConfigChange(action="not connected")
-    earlier = _parse_file(client, original_text, path).find_entry(name) if original_text is not None else None
+    back = {each: entry for each, entry in moved.items() if each not in servers}
+    for each, entry in back.items():
+        text = _parse_file(client, text, path).add_entry(each, entry)
+    earlier = list_servers(client, original_text, path).get(name) if original_text is not None else None
+    file = _parse_file(client, text, path)
     if earlier is not None and not _is_own_entry(earlier):
-        return ConfigChange(action="disconnected", text=file.add_entry(name, earlier))
-    return ConfigChange(action="disconnected", text=file.remove_entry(name, client.inputs))
+        return ConfigChange(action="disconnected", text=file.add_entry(name, earlier), moved=back)
+    return ConfigChange(action="disconnected", text=file.remove_entry(name, client.inputs), moved=back)
 
 
 def _is_own_entry(entry: dict[str, Any]) -> bool:

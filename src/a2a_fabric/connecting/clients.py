@@ -5,13 +5,16 @@ variable instead of from the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Literal
 
 import msgspec
 
-ClientName = Literal["claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini"]
+ClientName = Literal[
+    "claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini", "windsurf", "zed", "cline", "lmstudio",
+    "opencode",
+]  # fmt: skip
 TOKEN_VARIABLE = "FABRIC_TOKEN"  # noqa: S105  # its name
 TOKEN_INPUT = "fabric-token"  # noqa: S105  # its name
 
@@ -39,8 +42,22 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     program_entry: Callable[[list[str], dict[str, str]], dict[str, Any]]
     address_entry: Callable[[str], dict[str, Any]] | None = None
     inputs: tuple[dict[str, Any], ...] = ()  # what an address needs in addition, in a list of the same file
+    reference: str | None = None  # how the value of a variable is written in `env`; None: the client has no such form
+    env_key: str = "env"
     is_toml: bool = False
     next_step: str = "Restart it to see the tools."
+
+    def pass_variables(self, entry: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        """The entry of a program that gets these variables of the client. Raises ValueError without `reference`."""
+        if self.reference is None:
+            raise ValueError(f"{self.title} cannot pass variables on")
+        if self.reference == _LISTED:  # the client lists names instead of references
+            return {**entry, "env_vars": [*entry.get("env_vars", ()), *names]}
+        references = {name: self.reference.format(name=name) for name in names}
+        return {**entry, self.env_key: {**entry.get(self.env_key, {}), **references}}
+
+
+_LISTED = "env_vars"
 
 
 def _make_program_entry(command: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -59,6 +76,7 @@ def _make_bearer_headers(reference: str) -> dict[str, str]:
 CLIENTS: dict[ClientName, McpClient] = {
     "claude-code": McpClient(
         title="Claude Code",
+        reference="${{{name}}}",
         path=lambda machine: PurePath(machine.environ.get("CLAUDE_CONFIG_DIR") or machine.home, ".claude.json"),
         key="mcpServers",
         program_entry=_make_typed_program_entry,
@@ -77,6 +95,7 @@ CLIENTS: dict[ClientName, McpClient] = {
     ),
     "cursor": McpClient(
         title="Cursor",
+        reference="${{env:{name}}}",
         path=lambda machine: PurePath(machine.home, ".cursor", "mcp.json"),
         key="mcpServers",
         program_entry=_make_program_entry,
@@ -84,6 +103,7 @@ CLIENTS: dict[ClientName, McpClient] = {
     ),
     "vscode": McpClient(
         title="VS Code",
+        reference="${{env:{name}}}",
         path=lambda machine: machine.config_path("Code", "User", "mcp.json"),
         key="servers",
         program_entry=_make_typed_program_entry,
@@ -99,6 +119,7 @@ CLIENTS: dict[ClientName, McpClient] = {
     ),
     "codex": McpClient(
         title="Codex",
+        reference=_LISTED,
         path=lambda machine: PurePath(machine.environ.get("CODEX_HOME") or f"{machine.home}/.codex", "config.toml"),
         key="mcp_servers",
         program_entry=_make_program_entry,
@@ -108,6 +129,7 @@ CLIENTS: dict[ClientName, McpClient] = {
     ),
     "gemini": McpClient(
         title="Gemini CLI",
+        reference="${name}",
         path=lambda machine: PurePath(
             machine.environ.get("GEMINI_CLI_HOME") or machine.home, ".gemini", "settings.json"
         ),
@@ -115,5 +137,67 @@ CLIENTS: dict[ClientName, McpClient] = {
         program_entry=_make_program_entry,
         address_entry=lambda url: {"httpUrl": url, "headers": _make_bearer_headers(f"${TOKEN_VARIABLE}")},
         next_step="See it, in a folder that Gemini CLI trusts, with: gemini mcp list",
+    ),
+    "windsurf": McpClient(
+        title="Windsurf",
+        reference="${{env:{name}}}",
+        path=lambda machine: PurePath(machine.home, ".codeium", "windsurf", "mcp_config.json"),
+        key="mcpServers",
+        program_entry=_make_program_entry,
+        address_entry=lambda url: {"serverUrl": url, "headers": _make_bearer_headers(f"${{env:{TOKEN_VARIABLE}}}")},
+        next_step="See it in the MCP panel of Cascade, after a refresh.",
+    ),
+    "zed": McpClient(
+        title="Zed",
+        path=lambda machine: (
+            machine.config_path("Zed", "settings.json")
+            if machine.platform == "win32"
+            else PurePath(
+                (machine.environ.get("XDG_CONFIG_HOME") if machine.platform != "darwin" else None)
+                or f"{machine.home}/.config",
+                "zed",
+                "settings.json",
+            )
+        ),
+        key="context_servers",
+        program_entry=_make_program_entry,
+        next_step="See it in the settings of the Agent Panel.",
+    ),
+    "cline": McpClient(
+        title="Cline in VS Code",
+        path=lambda machine: machine.config_path(
+            "Code", "User", "globalStorage", "saoudrizwan.claude-dev", "settings", "cline_mcp_settings.json"
+        ),
+        key="mcpServers",
+        program_entry=_make_program_entry,
+        next_step="See it in Cline under MCP Servers.",
+    ),
+    "lmstudio": McpClient(
+        title="LM Studio",
+        path=lambda machine: PurePath(machine.home, ".lmstudio", "mcp.json"),
+        key="mcpServers",
+        program_entry=_make_program_entry,
+    ),
+    "opencode": McpClient(
+        title="opencode",
+        reference="{{env:{name}}}",
+        env_key="environment",
+        path=lambda machine: PurePath(
+            machine.environ.get("XDG_CONFIG_HOME") or f"{machine.home}/.config", "opencode", "opencode.json"
+        ),
+        key="mcp",
+        program_entry=lambda command, env: {
+            "type": "local",
+            "command": command,
+            "enabled": True,
+            **({"environment": env} if env else {}),
+        },
+        address_entry=lambda url: {
+            "type": "remote",
+            "url": url,
+            "enabled": True,
+            "headers": _make_bearer_headers(f"{{env:{TOKEN_VARIABLE}}}"),
+        },
+        next_step="See it with: opencode mcp list",
     ),
 }

@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from a2a_fabric.core.agent import Capability, Health, Manifest, Status
-    from a2a_fabric.core.call import Attachment, Call, Input, Principal, Target, derive_conversation_id
-    from a2a_fabric.core.content import add_notes, bind_arguments, describe_unsupported_parts, parts_from_input
+    from a2a_fabric.core.call import (
+        Attachment,
+        Call,
+        CallerEmitter,
+        Emit,
+        Handler,
+        Input,
+        Principal,
+        Step,
+        Target,
+        add_notes,
+        bind_arguments,
+        derive_conversation_id,
+        describe_unsupported_parts,
+        ignore_event,
+        parts_from_input,
+    )
     from a2a_fabric.core.errors import (
         AgentBusy,
         AgentOffline,
@@ -26,20 +41,33 @@ if TYPE_CHECKING:
         UpstreamInterrupted,
         UpstreamRefused,
     )
-    from a2a_fabric.core.events import Event, artifact, progress, status, token
-    from a2a_fabric.core.part import Part
-    from a2a_fabric.core.pipeline import CallerEmitter, Emit, Handler, Step, ignore_event
-    from a2a_fabric.core.plugin import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin
-    from a2a_fabric.core.ports import AgentHost, AgentSource, EnforcesDeadline, Runtime
-    from a2a_fabric.core.question import Answers, Question, Questions
-    from a2a_fabric.core.result import Result, make_input_required
+    from a2a_fabric.core.ports import (
+        AgentHost,
+        AgentSource,
+        DoorPlugin,
+        EnforcesDeadline,
+        NoSettings,
+        Runtime,
+        RuntimePlugin,
+        StorePlugin,
+    )
+    from a2a_fabric.core.propagation import Trace
+    from a2a_fabric.core.result import (
+        Answers,
+        Event,
+        Part,
+        Question,
+        Questions,
+        Result,
+        artifact,
+        make_input_required,
+        progress,
+        status,
+        token,
+    )
     from a2a_fabric.core.stores import Store
-    from a2a_fabric.core.trace import Trace
 
-_MODULES = (
-    "agent", "call", "content", "errors", "events", "part", "pipeline", "plugin", "ports", "question", "result",
-    "stores", "trace",
-)  # fmt: skip
+_MODULES = ("agent", "call", "errors", "ports", "propagation", "result", "stores")
 
 __all__ = [
     "AgentBusy",

@@ -1,7 +1,11 @@
 """Agents as the node describes them: the manifest, its capabilities, and the agent's health.
 
 Manifests are decoded from `agents.yaml` and from the wire, so their field names are part of
-the configuration format; an unknown field is refused."""
+the configuration format; an unknown field is refused.
+
+An agent `percy` of another node that is in the catalog as `lab` is known here as `lab/percy`.
+The other node describes what the agent does. How it is reached, who may call it and its
+fallbacks come from the catalog entry of the node."""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
+from a2a_fabric.core.propagation import UNNAMED_NODE
 from a2a_fabric.core.retry import RetryPolicy
 
 Status = Literal["online", "offline", "degraded", "unknown"]
@@ -22,7 +28,11 @@ SideEffects = Literal["none", "reads", "writes"]
 
 Milliseconds = Annotated[int, Meta(ge=1)]
 
-AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
+# For Python, `$` also matches before a final line break; the look-ahead is against that. The engines of many clients
+# refuse look-ahead, so `to_portable_schema` removes it from published schemas.
+_STRICT_END = r"(?!\n)"
+AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$" + _STRICT_END
+LINE_PATTERN = r"^[^\x00-\x1f\x7f]+$" + _STRICT_END  # one line without control characters
 AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
 
 HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}  # the best first
@@ -39,10 +49,21 @@ def normalize_name(name: str) -> str:
     return _SEPARATORS.sub("_", name).lower()
 
 
+def to_portable_schema(schema: Any) -> Any:
+    """A JSON Schema of our own structs, with patterns that every engine of regular expressions understands."""
+    if isinstance(schema, dict):
+        portable = {key: to_portable_schema(value) for key, value in schema.items()}
+        if isinstance(portable.get("pattern"), str):
+            portable["pattern"] = portable["pattern"].removesuffix(_STRICT_END)
+        return portable
+    return [to_portable_schema(value) for value in schema] if isinstance(schema, list | tuple) else schema
+
+
 class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing an agent does. A tool, a skill and a legacy capability are all capabilities."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256, description="The name that callers use.")]
+    title: Annotated[str, Meta(max_length=256, description="A name for people; unset: clients show the name.")] = ""
     description: Annotated[str, Meta(description="One or two sentences for people and models.")] = ""
     input_schema: Annotated[
         dict[str, Any] | None, Meta(description="JSON Schema of the arguments; calls are checked against it.")
@@ -77,11 +98,49 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     retry: Annotated[
         RetryPolicy | None, Meta(description="How a job is tried again. Unset: as the node's `jobs.retry` says.")
     ] = None
+    default: Annotated[
+        bool, Meta(description="This one answers messages that name no capability. At most one of an agent.")
+    ] = False
 
     @property
     def may_repeat(self) -> bool:
         """Whether it may run again though it may have run already: declared, or it changes nothing."""
         return self.idempotent if self.idempotent is not None else self.side_effects in ("none", "reads")
+
+
+class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool made from another one."""
+
+    source: Annotated[str, Meta(min_length=1, max_length=256, description="The agent's own tool.")] = msgspec.field(
+        name="from"
+    )
+    description: Annotated[str | None, Meta(description="Its description. Unset: that of the other tool.")] = None
+    arguments: Annotated[
+        dict[str, Any], Meta(description="Arguments that are always sent; callers neither see nor change them.")
+    ] = {}
+    result: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=2000)] | None,
+        Meta(description="A JMESPath expression: only what it finds in the result is returned."),
+    ] = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of an agent's tools are listed and can be called, and how they are named and described.
+
+    Patterns may hold `*` and `?`; case, dashes and underscores do not count.
+    """
+
+    include: Annotated[tuple[str, ...] | None, Meta(description="Only these tools. Unset: all.")] = None
+    exclude: Annotated[tuple[str, ...], Meta(description="All but these tools.")] = ()
+    rename: Annotated[
+        dict[str, Annotated[str, Meta(min_length=1, max_length=256)]],
+        Meta(description="New names, by the agent's own; one `*` on both sides stands for the same text."),
+    ] = {}
+    describe: Annotated[dict[str, str], Meta(description="Descriptions instead of the agent's own, by name.")] = {}
+    derive: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=256)], DerivedTool],
+        Meta(description="New tools made from the agent's own, by name; also from tools that are not listed."),
+    ] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +157,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     capabilities: Annotated[
         tuple[Capability, ...], Meta(description="What the agent does. Empty: the node asks the agent.")
     ] = ()
+    tools: Annotated[
+        ToolChoice | None, Meta(description="Which of its tools are listed, and how. Unset: all, as they are.")
+    ] = None
+    pin_tools: Annotated[
+        bool | None,
+        Meta(
+            description="Whether a tool that changes its description or schema is held back until it is approved. "
+            "Unset: as the node's `pin_tools` says."
+        ),
+    ] = None
     display_name: Annotated[str, Meta(description="Name for people.")] = ""
     description: Annotated[str, Meta(description="What it is for.")] = ""
     version: Annotated[str, Meta(description="The agent's own version.")] = ""
@@ -123,6 +192,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         dict[str, Any],
         Meta(description="Anything else. Keys that begin with `private` are shown only to the operator."),
     ] = {}
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if two capabilities are the default."""
+        if (
+            len(self.capabilities) > 1
+            and len(defaults := [each.name for each in self.capabilities if each.default]) > 1
+        ):
+            raise ValueError(f"only one capability may be the default, not {', '.join(defaults[:3])}")
 
     @property
     def is_tool(self) -> bool:
@@ -178,3 +255,48 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     latency: float | None = None
     seen_at: float | None = None
+
+
+AGENT_KEY = "agent"  # in an endpoint: which agent of the node is meant
+_SEPARATOR = "/"  # declared ids cannot contain it
+
+
+class ListedAgent(msgspec.Struct, frozen=True, kw_only=True):
+    manifest: Manifest  # as the other node describes it
+    status: Status = "unknown"
+    error: str | None = None
+
+
+class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
+    """`agents` is None if nothing has changed since the known revision."""
+
+    agents: tuple[ListedAgent, ...] | None
+    revision: str | None = None  # None if the node does not report revisions
+
+
+def is_imported(agent_id: str) -> bool:
+    """Whether the id is of another node's agent."""
+    return _SEPARATOR in agent_id
+
+
+def node_entry_of(agent_id: str) -> str:
+    """The catalog entry through which the agent is reached: the node of an imported agent, else the agent itself."""
+    return agent_id.partition(_SEPARATOR)[0]
+
+
+def import_agent(node: Manifest, published: Manifest) -> Manifest:
+    return replace(
+        published,
+        agent_id=f"{node.agent_id}{_SEPARATOR}{published.agent_id}",
+        endpoint={**node.endpoint, AGENT_KEY: published.agent_id},
+        runtime=node.runtime,
+        node_id=published.node_id if published.node_id != UNNAMED_NODE else node.agent_id,
+        trust_tier=node.trust_tier,
+        audience=node.audience or published.audience,
+        tags=tuple(dict.fromkeys((*node.tags, *published.tags))),
+        fallbacks=node.fallbacks,
+        pool=None,
+        tools=node.tools,
+        pin_tools=node.pin_tools,
+        metadata={**published.metadata, **node.metadata},
+    )

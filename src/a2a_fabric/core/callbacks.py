@@ -101,6 +101,11 @@ class Callbacks:
             return None
         return callback
 
+    @property
+    def browser_url(self) -> str | None:
+        """How a browser reaches this node, on this machine unless the operator has set a public address."""
+        return self._base_url(is_local=True)
+
     def _base_url(self, *, is_local: bool) -> str | None:
         if self._public_url is not None:
             return self._public_url

@@ -69,7 +69,7 @@ def register_error_code(kind: type[E]) -> type[E]:
 class OperatorText(str):
     """A message with details that only the operator of the node may read; `public` is the message for others.
 
-    An error that is made from it shows `public`, until `core.redaction` knows that the operator reads it.
+    An error that is made from it shows `public`, until `core.policy` knows that the operator reads it.
     """
 
     __slots__ = ("public",)
@@ -94,6 +94,7 @@ class FabricError(Exception):
     falls_back: ClassVar[bool] = False
     never_ran: ClassVar[bool] = True
     is_answer: bool = False
+    reason_word: ClassVar[str] = ""  # in a list of failed attempts, instead of the code
 
     def __init__(self, message: str, /, **details: Any) -> None:
         private = details.pop("private", None)  # another node of the same operator sends it as one of the details
@@ -110,7 +111,7 @@ class FabricError(Exception):
     @property
     def reason(self) -> str:
         """One word for a list of failed attempts."""
-        return self.code.lower()
+        return self.reason_word or self.code.lower()
 
     @property
     def full_message(self) -> str:
@@ -202,6 +203,14 @@ class Forbidden(CallerError):
     code = "AUTH_DENIED"
 
 
+class OutOfScope(Forbidden):
+    """The credentials are good, but not for this. `scope` would allow it; unset if its name would tell too much."""
+
+    def __init__(self, message: str, scope: str | None = None, /, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.scope = scope
+
+
 class DelegationRefused(Forbidden):
     """The call has passed this node before, or too many nodes: `cause` is LOOP or DEPTH."""
 
@@ -244,15 +253,12 @@ class AgentBusy(RateLimited):
     """The agent is alive and works on as many calls as it takes at a time; this call did not reach it."""
 
     falls_back = True
+    reason_word = _BUSY
 
     def __init__(self, message: str, /, *, retry_after: float | None = None, **details: Any) -> None:
         super().__init__(message, 1.0 if retry_after is None else retry_after)
         self.details |= {key: value for key, value in details.items() if value is not None}
         self.details["reason"] = _BUSY
-
-    @property
-    def reason(self) -> str:
-        return _BUSY
 
 
 # What went wrong at an agent.
@@ -269,10 +275,7 @@ class AgentError(FabricError):
 class AgentOffline(AgentError):
     code = "AGENT_OFFLINE"
     never_ran = True
-
-    @property
-    def reason(self) -> str:
-        return "offline"
+    reason_word = "offline"
 
 
 class NotReached(AgentOffline):
@@ -282,13 +285,10 @@ class NotReached(AgentOffline):
 @register_error_code
 class CallTimeout(AgentError):
     code = "TIMEOUT"
+    reason_word = "timeout"
 
     def __init__(self, timeout: float, **details: Any) -> None:
         super().__init__(f"No answer within {timeout:g} s", **details)
-
-    @property
-    def reason(self) -> str:
-        return "timeout"
 
 
 @register_error_code
@@ -304,26 +304,20 @@ class UpstreamFailed(AgentError):
     """The agent is there but broken: HTTP 5xx, a reply that cannot be read, code that raised."""
 
     code = "UPSTREAM_ERROR"
+    reason_word = "failed"
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message, **{**details, _BROKEN: True})
-
-    @property
-    def reason(self) -> str:
-        return "failed"
 
 
 class UpstreamInterrupted(AgentError):
     """The connection to the agent broke before the answer was complete."""
 
     code = "UPSTREAM_ERROR"
+    reason_word = "interrupted"
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message, **{**details, _INTERRUPTED: True})
-
-    @property
-    def reason(self) -> str:
-        return "interrupted"
 
 
 class AllAttemptsFailed(AgentError):

@@ -14,8 +14,8 @@ import msgspec
 
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.job import AcceptResult, JobSummary
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import Part
 
 PartyKind = Literal["client", "agent"]
 EXTENSION_KEY = "extension"  # in a part's meta: the protocol's name of an unknown type

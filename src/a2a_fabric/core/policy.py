@@ -1,21 +1,30 @@
-"""Access policy: what a caller may do and see, decided purely from its trust tier and its scopes.
+"""Access policy: what a caller may do and see, decided purely from its trust tier, its scopes and its views.
 
 Every door, operation and step uses these functions. A scope is `*`, or a kind and a name such as `agent:percy`; a
 name that ends with `*` is a prefix. `scp` is what the credentials allow, `cap` narrows it; a list that is None limits
 nothing, an empty one allows nothing. A caller learns nothing about agents that it may not call: the refusal (or
-"not found") has the same wording as for an agent that does not exist."""
+"not found") has the same wording as for an agent that does not exist.
+
+Only the operator sees more of an agent's address than scheme and host, what a program wrote to stderr, the text of a
+Python agent's exception, why an agent is unhealthy, and `metadata` under keys that begin with `private`. Every view
+and every error goes through the functions at the end. The operator is the holder of the node's own key and, on a node
+that listens on loopback only, a caller without credentials: a program of the same machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+from msgspec import UNSET
 
-from a2a_fabric.core.agent import TRUST_RANK, Capability, Manifest, TrustTier, normalize_name
+from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, TrustTier, normalize_name
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.errors import FabricError, Forbidden, OutOfScope
+from a2a_fabric.core.view import EVERY_CAPABILITY, View
 
 ALL_SCOPES = "*"
 METRICS_SCOPE = "metrics"
@@ -26,9 +35,12 @@ SCOPE_KINDS = ("agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox"
 _NAMELESS_SCOPES = (METRICS_SCOPE, REGISTER_SCOPE)
 _MAX_SHOWN = 128
 
-AccessKey = tuple[TrustTier, tuple[str, ...] | None, tuple[str, ...] | None]
+AccessKey = tuple[TrustTier, tuple[str, ...] | None, tuple[str, ...] | None, tuple[View, ...] | msgspec.UnsetType]
 
 
+# Whether views include a capability of a manifest, which is kept so that its id is its own.
+_viewed: dict[tuple[tuple[View, ...], int, str], tuple[Manifest, bool]] = {}
+_MAX_VIEWED = 8192
 _normalize_cached = lru_cache(maxsize=8192)(normalize_name)  # names of capabilities are short and often the same
 
 
@@ -88,7 +100,7 @@ def is_known_scope(scope: str) -> bool:
 
 def make_access_key(principal: Principal) -> AccessKey:
     """A key that is equal for callers with the same access."""
-    return principal.trust, principal.scp, principal.cap
+    return principal.trust, principal.scp, principal.cap, principal.views
 
 
 def has_no_rights(principal: Principal) -> bool:
@@ -99,8 +111,9 @@ def has_no_rights(principal: Principal) -> bool:
 def is_limited(principal: Principal) -> bool:
     """Whether there may be anything that this caller must not know of."""
     if principal.scp is None and principal.cap is None:
-        return principal.trust != "local"
-    return principal.trust != "local" or not all(limit.allows_all for limit in _limits(principal))
+        return principal.trust != "local" or principal.views is not UNSET
+    is_narrowed = principal.trust != "local" or principal.views is not UNSET
+    return is_narrowed or not all(limit.allows_all for limit in _limits(principal))
 
 
 def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> str | None:
@@ -109,15 +122,18 @@ def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> s
         principal, "tool" if manifest.is_tool else "agent", manifest.agent_id, capability
     ):
         return _outside_scopes_message(manifest.agent_id, capability)
-    if TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]:
-        return _outside_tier_message(manifest.agent_id, principal)
-    return None
+    is_outside_tier = TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]
+    if principal.views is not UNSET and (is_outside_tier or not _is_viewed(principal.views, manifest, capability)):
+        return _outside_view_message(manifest.agent_id, capability, principal.views)
+    return _outside_tier_message(manifest.agent_id, principal) if is_outside_tier else None
 
 
 def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str) -> str | None:
     """The same for an agent that does not exist; None means that the caller may learn that."""
     if not _covers(principal, "agent", agent_id, capability):
         return _outside_scopes_message(agent_id, capability)
+    if principal.views:
+        return _outside_view_message(agent_id, capability, principal.views)
     return None if principal.trust == "local" else _outside_tier_message(agent_id, principal)
 
 
@@ -126,21 +142,38 @@ def check_agent_name(principal: Principal, agent_id: str) -> None:
     for limit in _limits(principal):
         if not limit.grants("agent", agent_id) and not limit.has_kind("capability"):
             message = f"Refused by policy: agent '{agent_id[:_MAX_SHOWN]}' is outside the scopes of these credentials"
-            raise Forbidden(message, agent_id=agent_id[:_MAX_SHOWN])
+            raise OutOfScope(message, f"agent:{agent_id}", agent_id=agent_id[:_MAX_SHOWN])
+
+
+def refuse_call(principal: Principal, reason: str, agent_id: str, capability: str) -> Forbidden:
+    """The error for a call, with the reason of `find_refusal` or `find_refusal_of_unknown`.
+
+    Tools are agents here: a scope of their own kind would tell that there is such a tool.
+    """
+    message, details = f"Refused by policy: {reason}", {"agent_id": agent_id[:128], "capability": capability[:128]}
+    if _covers(principal, "agent", agent_id, capability):
+        return Forbidden(message, **details)
+    return OutOfScope(message, f"agent:{agent_id}", **details)
+
+
+def is_scoped(principal: Principal) -> bool:
+    """Whether more scopes would allow more."""
+    return principal.scp is not None or principal.cap is not None
 
 
 def narrow_manifest(principal: Principal, manifest: Manifest) -> Manifest | None:
     """The agent as this caller sees it: with the capabilities that it may call; None without any."""
-    return _narrow(TRUST_RANK[principal.trust], _limits(principal), manifest)
+    return _narrow(TRUST_RANK[principal.trust], _limits(principal), principal.views or (), manifest)
 
 
 def narrow_manifests(principal: Principal, manifests: Iterable[Manifest]) -> list[Manifest]:
     """The agents that the caller may call, each with the capabilities that it may call."""
-    rank, limits = TRUST_RANK[principal.trust], _limits(principal)
-    return [view for manifest in manifests if (view := _narrow(rank, limits, manifest)) is not None]
+    rank, limits, views = TRUST_RANK[principal.trust], _limits(principal), principal.views or ()
+    narrowed = (_narrow(rank, limits, views, manifest) for manifest in manifests)
+    return [manifest for manifest in narrowed if manifest is not None]
 
 
-def _narrow(rank: int, limits: tuple[ScopeSet, ...], manifest: Manifest) -> Manifest | None:
+def _narrow(rank: int, limits: tuple[ScopeSet, ...], views: tuple[View, ...], manifest: Manifest) -> Manifest | None:
     if rank > TRUST_RANK[manifest.trust_tier]:
         return None
     kind, offered = "tool" if manifest.is_tool else "agent", manifest.capabilities
@@ -150,6 +183,10 @@ def _narrow(rank: int, limits: tuple[ScopeSet, ...], manifest: Manifest) -> Mani
         if not limit.has_kind("capability"):
             return None
         offered = tuple(each for each in offered if limit.allows_capability(_normalize_cached(each.name)))
+    for view in views:
+        if not view.may_include(manifest):
+            return None
+        offered = tuple(each for each in offered if view.includes(manifest, each.name))
     if len(offered) == len(manifest.capabilities):  # also for an agent that has not published its capabilities
         return manifest
     return msgspec.structs.replace(manifest, capabilities=offered) if offered else None
@@ -186,7 +223,8 @@ def has_scope(principal: Principal, *scopes: str) -> bool:
 def check_scope(principal: Principal, *scopes: str) -> None:
     """Raises Forbidden, which names the first of them."""
     if not has_scope(principal, *scopes):
-        raise Forbidden(f"These credentials lack the scope `{scopes[0][:_MAX_SHOWN]}`", scope=scopes[0][:_MAX_SHOWN])
+        shown = scopes[0][:_MAX_SHOWN]
+        raise OutOfScope(f"These credentials lack the scope `{shown}`", scopes[0], scope=shown)
 
 
 def check_metrics(principal: Principal) -> None:
@@ -194,16 +232,22 @@ def check_metrics(principal: Principal) -> None:
     check_scope(principal, METRICS_SCOPE)
     if principal.trust != "local":
         raise Forbidden(f"The metrics are not for callers of trust tier '{principal.trust}': they name every agent")
+    if principal.views:
+        raise Forbidden(
+            f"The metrics are not for callers of the view '{principal.views[0].name}': they name every agent"
+        )
 
 
 def check_register(principal: Principal, agent_id: str) -> None:
     """Raises Forbidden."""
     if _needs_explicit_scope(principal):
-        raise Forbidden(f"Callers of trust tier 'public' register agents only with the scope `{REGISTER_SCOPE}`")
+        message = f"Callers of trust tier 'public' register agents only with the scope `{REGISTER_SCOPE}`"
+        raise OutOfScope(message, REGISTER_SCOPE)
     if not has_scope(principal, f"{REGISTER_SCOPE}:{agent_id}"):
-        raise Forbidden(
+        raise OutOfScope(
             f"These credentials may not register agent '{agent_id[:_MAX_SHOWN]}': "
-            f"they lack the scope `{REGISTER_SCOPE}`"
+            f"they lack the scope `{REGISTER_SCOPE}`",
+            f"{REGISTER_SCOPE}:{agent_id}",
         )
 
 
@@ -216,6 +260,9 @@ def check_send(principal: Principal, name: str, manifest: Manifest | None) -> No
     tier = None if manifest is None else manifest.trust_tier
     if principal.trust != "local" and (tier is None or TRUST_RANK[principal.trust] > TRUST_RANK[tier]):
         raise Forbidden(f"Refused by policy: {_outside_tier_message(name, principal)}", agent_id=name[:_MAX_SHOWN])
+    if principal.views and (manifest is None or not _is_viewed(principal.views, manifest, EVERY_CAPABILITY)):
+        reason = _outside_view_message(name, EVERY_CAPABILITY, principal.views)
+        raise Forbidden(f"Refused by policy: {reason}", agent_id=name[:_MAX_SHOWN])
 
 
 def check_inbox(principal: Principal, name: str, *, is_own: bool) -> None:
@@ -257,6 +304,17 @@ def _covers(principal: Principal, kind: str, agent_id: str, capability: str) -> 
     )
 
 
+def _is_viewed(views: tuple[View, ...], manifest: Manifest, capability: str) -> bool:
+    """Compared with the patterns once; every call of a caller with a view asks this twice."""
+    key = (views, id(manifest), capability)
+    known = _viewed.get(key)
+    if known is None or known[0] is not manifest:
+        if len(_viewed) >= _MAX_VIEWED:
+            _viewed.clear()
+        known = _viewed[key] = manifest, all(view.includes(manifest, capability) for view in views)
+    return known[1]
+
+
 def _split_scope(scope: str) -> tuple[str, str]:
     kind, _, name = scope.partition(":")
     return kind, normalize_name(name) if kind == "capability" else name
@@ -265,6 +323,12 @@ def _split_scope(scope: str) -> tuple[str, str]:
 def _outside_scopes_message(agent_id: str, capability: str) -> str:
     name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
     return f"{name} is outside the scopes of these credentials"
+
+
+def _outside_view_message(agent_id: str, capability: str, views: tuple[View, ...]) -> str:
+    names = " and ".join(f"'{view.name}'" for view in views)
+    name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
+    return f"{name} is outside the view {names} of this caller"
 
 
 def _outside_tier_message(agent_id: str, principal: Principal) -> str:
@@ -276,3 +340,77 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"  # a name such as `127.evil.example` is not an address
+
+
+OPERATOR_ID = "psk"  # as the node's own key is called among others
+OPERATOR_PRINCIPAL = Principal(
+    mode="psk", principal_id=OPERATOR_ID, trust="local"
+)  # the reader of the command line's output
+PRIVATE_PREFIX = "private"  # keys of metadata that begin with it are for the operator
+
+_HIDDEN_REASON = "Its operator sees why"
+
+
+def is_operator(principal: Principal) -> bool:
+    """Whether the caller holds the node's own key, which no scope limits."""
+    return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR_ID, None, None)
+
+
+def acts_as_operator(principal: Principal) -> bool:
+    """The operator, or a caller of a node that asks this machine's programs for no key at all."""
+    is_anonymous_local = (principal.mode, principal.trust, principal.scp, principal.cap) == (
+        "none",
+        "local",
+        None,
+        None,
+    )
+    return is_operator(principal) or is_anonymous_local
+
+
+def reveal_to_operator(error: FabricError, principal: Principal) -> None:
+    """Give the operator the complete message of an error; other callers read the short one."""
+    if error.private is not None and acts_as_operator(principal):
+        error.message = error.private
+
+
+def redact_address(uri: str, principal: Principal) -> str:
+    """The address without credentials and query for the operator; scheme and host for others."""
+    try:
+        parts = urlsplit(uri)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+    if acts_as_operator(principal):
+        return uri if "@" not in uri and "?" not in uri else urlunsplit((parts.scheme, host, parts.path, "", ""))
+    return f"{parts.scheme}://{host}" if host else f"{parts.scheme}:" if parts.scheme else ""
+
+
+def redact_endpoint(manifest: Manifest, principal: Principal) -> dict[str, Any]:
+    """Transport and address only: headers, tokens, commands and passwords stay inside."""
+    uri = str(manifest.endpoint.get("uri", ""))
+    return {"transport": manifest.transport, "uri": redact_address(uri, principal)}
+
+
+def redact_metadata(metadata: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
+    return dict(metadata) if acts_as_operator(principal) else _drop_private_keys(metadata)
+
+
+def redact_health_reason(health: Health, principal: Principal) -> str | None:
+    """Why an agent is not online, without text from programs, exceptions or addresses for ordinary callers."""
+    return redact_reason(health.error, health.status, principal)
+
+
+def redact_reason(reason: str | None, status: str, principal: Principal) -> str | None:
+    if reason is None or acts_as_operator(principal):
+        return reason
+    return f"The agent is {status}. {_HIDDEN_REASON}"
+
+
+def _drop_private_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _drop_private_keys(inner) for key, inner in value.items() if not str(key).startswith(PRIVATE_PREFIX)
+        }
+    if isinstance(value, list | tuple):
+        return [_drop_private_keys(inner) for inner in value]
+    return value

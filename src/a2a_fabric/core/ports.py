@@ -1,22 +1,46 @@
-"""The ports of the core: protocols that runtimes, agent sources and the registry implement."""
+"""The ports of the core, and how a package declares a door, a runtime or a store that a node can use.
+
+    plugin = RuntimePlugin(build=build)
+
+An entry point of the group `a2a_fabric.doors`, `a2a_fabric.runtimes` or `a2a_fabric.stores` names such a
+value; the name of the entry point is the `kind` that operators write. The contexts are type parameters,
+because they belong to the packages that hand them out: `DoorContext` and `RuntimeContext` of `a2a_fabric`."""
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from a2a_fabric.core.agent import Health, Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.remote_agents import NodeListing
+import msgspec
+
+from a2a_fabric.core.agent import Health, Manifest, NodeListing, Status
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import Store
+
+_import_lock = threading.RLock()
+_loaded_modules: dict[str, ModuleType] = {}  # these need no lock
+
+
+def load_module(name: str) -> ModuleType:
+    """Raises ImportError."""
+    loaded = _loaded_modules.get(name)
+    if loaded is not None:
+        return loaded
+    with _import_lock:
+        module = _loaded_modules[name] = importlib.import_module(name)
+        return module
 
 
 class Runtime(Protocol):
     """One agent behind the gateway. Built on first use, closed once, shared by many calls at a time.
 
-    A runtime that offers more than this also implements `EnforcesDeadline` or `AgentHost`, or one of the
-    protocols in `a2a_fabric.protocols.mcp.runtime_ports`; the node checks for each with `isinstance`.
+    A runtime that offers more than this also implements `EnforcesDeadline`, `StartsProgram` or `AgentHost`, or one of
+    the protocols in `a2a_fabric.protocols.mcp.runtime_ports`; the node checks for each with `isinstance`.
     """
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
@@ -41,6 +65,23 @@ class EnforcesDeadline(Protocol):
     """A runtime that raises CallTimeout itself when `target.timeout_ms` is over. The node cancels all others then."""
 
     enforces_deadline: Literal[True]
+
+
+@runtime_checkable
+class StartsProgram(Protocol):
+    """A runtime whose agent is a program that takes a while to start. A probe that fails meanwhile says nothing."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the program was started and has not answered yet. It becomes false by itself, after a deadline."""
+        ...
+
+
+@runtime_checkable
+class ExplainsHealth(Protocol):
+    """A runtime that says why the agent's last `health` was not `online`, where the agent itself does not."""
+
+    health_reason: str | None
 
 
 @runtime_checkable
@@ -92,3 +133,34 @@ class AgentIndex(Protocol):
 
 class HealthView(Protocol):
     def get(self, agent_id: str) -> Health: ...
+
+
+SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
+ContextT = TypeVar("ContextT")
+DoorT = TypeVar("DoorT")
+
+
+class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a door that has none: every key besides `kind` is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorPlugin(Generic[SettingsT, ContextT, DoorT]):
+    """`settings` is the struct into which the door's table in `fabric.yaml` is decoded, `kind` left out."""
+
+    settings: type[SettingsT]
+    build: Callable[[SettingsT, ContextT], DoorT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimePlugin(Generic[ContextT]):
+    """`build` raises BadInput for an endpoint that it cannot use. It connects to nothing: the first call does."""
+
+    build: Callable[[Manifest, ContextT], Runtime]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePlugin:
+    """`build` opens the store at an address such as `kind:PATH`. Raises StoreError if it cannot be used."""
+
+    build: Callable[[str], Awaitable[Store]]

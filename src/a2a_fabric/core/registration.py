@@ -67,6 +67,15 @@ class RegistrationFilter(msgspec.Struct, frozen=True, kw_only=True):
     delegate_id: str | None = None
 
 
+class StoredDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent published about itself, encoded; `connection` is a digest of its address or command."""
+
+    agent_id: str
+    connection: str
+    body: bytes
+    seen_at: float
+
+
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One look at one agent, from any source, by one node."""
 

@@ -24,10 +24,9 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     CapabilityNotFound,
     FabricError,
-    Forbidden,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.policy import find_refusal, is_visible, list_callable_capabilities
+from a2a_fabric.core.policy import find_refusal, is_visible, list_callable_capabilities, refuse_call
 from a2a_fabric.core.ports import AgentIndex, HealthView
 from a2a_fabric.core.retry import RetryBudget
 
@@ -130,9 +129,7 @@ def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, po
         raise AgentNotFound(request.agent_id)
     reason = find_refusal(request.principal, target, request.capability)
     if reason is not None:
-        raise Forbidden(
-            f"Refused by policy: {reason}", agent_id=request.agent_id[:128], capability=request.capability[:128]
-        )
+        raise refuse_call(request.principal, reason, request.agent_id, request.capability)
     if not is_visible(request.principal, target):
         raise AgentNotFound(request.agent_id)
     alternatives = _Alternatives(request, target, agents, health, policy)

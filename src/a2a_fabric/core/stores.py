@@ -9,18 +9,24 @@ Rules that hold for every method:
 - "Missing" is None where one value is requested, an empty sequence where several are.
 - The store's own clock counts (the database server's, where there is one). Leases are given in seconds;
   a lease of 0 is over at once.
-- Values go in and come out; no live rows."""
+- Values go in and come out; no live rows.
+
+Stores report by themselves, after a few seconds, that they are unavailable. A store that does not
+answer at all (a frozen server, a locked file) is given up by `call_store` after `STORE_TIMEOUT`,
+because callers have deadlines of their own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.events import Event
+from a2a_fabric.core.errors import CallTimeout, StoreFull, StoreUnavailable
 from a2a_fabric.core.job import (
     AcceptResult,
     ClaimRequest,
@@ -38,6 +44,7 @@ from a2a_fabric.core.job import (
     PruneResult,
     RetentionPolicy,
 )
+from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.message import (
     Delivery,
     InboxEntry,
@@ -48,7 +55,52 @@ from a2a_fabric.core.message import (
     PostResult,
     TopicSubscription,
 )
-from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration, RegistrationFilter
+from a2a_fabric.core.registration import (
+    AgentChange,
+    HealthCheck,
+    IdReservation,
+    Registration,
+    RegistrationFilter,
+    StoredDescription,
+)
+from a2a_fabric.core.result import Event
+from a2a_fabric.core.tasks import Deadline
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 3.0
+STORE_TIMEOUT = 12.0
+_FIRST_PAUSE = 0.05
+_MAX_PAUSE = 1.0
+
+
+async def retry_store_call(
+    operation: Callable[[], Awaitable[T]], retry_seconds: float = RETRY_SECONDS, timeout: float = STORE_TIMEOUT
+) -> T:
+    """Repeat `operation` while the store is unavailable. Only for operations that may be repeated without harm."""
+    ends_at = time.monotonic() + retry_seconds
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await call_store(operation, timeout)
+        except StoreFull:
+            raise
+        except StoreUnavailable:
+            if time.monotonic() + pause >= ends_at:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _MAX_PAUSE)
+
+
+async def call_store(operation: Callable[[], Awaitable[T]], timeout: float = STORE_TIMEOUT) -> T:
+    """Raises StoreUnavailable if the store does not answer within `timeout` seconds."""
+    try:
+        with Deadline(timeout):
+            return await operation()
+    except CallTimeout as exc:
+        raise StoreUnavailable(
+            f"The store did not answer within {timeout:g} s; a change that was requested may have been made"
+        ) from exc
 
 
 class JobEventRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
@@ -70,6 +122,10 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     check: HealthCheck
 
 
+class DescriptionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="description"):
+    description: StoredDescription
+
+
 class MessageRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="message"):
     message: Message
 
@@ -87,7 +143,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
 
 
 _MessageRecords = MessageRecord | NumberingRecord | InboxRecord | SubscriptionRecord
-ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | _MessageRecords
+ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | DescriptionRecord | _MessageRecords
 
 
 class Archive(Protocol):
@@ -144,10 +200,10 @@ class JobStore(Protocol):
         ...
 
     async def take_over(self, hold: HoldRequest, limit: int = 100) -> Sequence[Job]:
-        """Hold, under a new fence, abandoned jobs (`job_lifecycle.is_abandoned`).
+        """Hold, under a new fence, abandoned jobs (`is_abandoned`).
 
         Their lease has run out; or they wait and have expired, or were cancelled just as their worker left them.
-        `job_lifecycle.decide_after_takeover` decides about each, and `release` stores the decision.
+        `decide_after_takeover` decides about each, and `release` stores the decision.
         """
         ...
 
@@ -244,6 +300,22 @@ class HealthLog(Protocol):
 
     async def prune(self, before: float) -> int:
         """Remove older rows; returns how many."""
+        ...
+
+
+class DescriptionStore(Protocol):
+    """Called by the registry: what agents published about themselves, so that a node knows it when it starts."""
+
+    async def read(self, *, after: tuple[str, str] = ("", ""), limit: int = 1000) -> Sequence[StoredDescription]:
+        """In order of agent id and connection, beginning after the given ones; at least one, and about 16 MB."""
+        ...
+
+    async def put(self, descriptions: Sequence[StoredDescription]) -> None:
+        """Add or replace, by agent id and connection."""
+        ...
+
+    async def prune(self, before: float) -> int:
+        """Remove those that were last seen before that moment; returns how many."""
         ...
 
 
@@ -389,7 +461,11 @@ class Store(Protocol):
     @property
     def health(self) -> HealthLog: ...
     @property
+    def descriptions(self) -> DescriptionStore: ...
+    @property
     def messages(self) -> MessageStore: ...
+    @property
+    def logins(self) -> LoginStore: ...
     @property
     def notices(self) -> ChangeNotices: ...
     @property

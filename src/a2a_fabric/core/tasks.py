@@ -1,16 +1,119 @@
-"""What background tasks share: cancel and wait, signals that wake a waiting task, and the loop that prunes stores."""
+"""What asyncio tasks share: deadlines, cancel and wait, signals that wake a waiting task, the loop that prunes stores.
+
+A timer per call is what `asyncio.timeout` spends most on. Here only short deadlines get a
+timer; long ones are entries in a dict that is checked ten times a second, so they may fire
+late by that much and cost next to nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
-from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import CallTimeout, StoreError
+from a2a_fabric.core.result import Result
+
+_SHORT_TIMEOUT = 2.0  # seconds; below this a late deadline would be noticed
+_SWEEP_INTERVAL = 0.1
+
+
+class Expirable(Protocol):
+    """Something with at most one deadline at a time. `timer` belongs to the sweep."""
+
+    timer: asyncio.TimerHandle | None
+
+    def expire(self) -> None: ...
+
+
+class DeadlineSweep:
+    """Expires what is due, in one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._expires_at: dict[Expirable, float] = {}
+        self._is_scheduled = False
+
+    def start(self, target: Expirable, timeout: float) -> None:
+        if timeout < _SHORT_TIMEOUT:
+            target.timer = self.loop.call_later(max(0.0, timeout), target.expire)
+            return
+        self._expires_at[target] = self.loop.time() + timeout
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_later(_SWEEP_INTERVAL, self._expire_due)
+
+    def stop(self, target: Expirable) -> None:
+        if target.timer is not None:
+            target.timer.cancel()
+            target.timer = None
+        else:
+            self._expires_at.pop(target, None)
+
+    def _expire_due(self) -> None:
+        now = self.loop.time()
+        for target in [target for target, expires_at in self._expires_at.items() if expires_at <= now]:
+            if self._expires_at.pop(target, None) is not None:  # else an earlier `expire` has stopped it
+                target.expire()
+        self._is_scheduled = bool(self._expires_at)
+        if self._is_scheduled:
+            self.loop.call_later(_SWEEP_INTERVAL, self._expire_due)
+
+
+class _ThreadSweep(threading.local):
+    """The sweep of the thread's event loop; a thread runs one loop at a time."""
+
+    sweep: DeadlineSweep | None = None
+
+
+_thread = _ThreadSweep()
+
+
+class Deadline:
+    """Cancels the block when its time is up and raises CallTimeout; a cancellation from outside passes through."""
+
+    __slots__ = ("_cancel_requests", "_expired", "_sweep", "_task", "seconds", "timer")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.timer: asyncio.TimerHandle | None = None
+        self._expired = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a deadline needs a running task"  # noqa: S101
+        self._task = task
+        self._cancel_requests = task.cancelling()
+        loop, sweep = asyncio.get_running_loop(), _thread.sweep
+        if sweep is None or sweep.loop is not loop:
+            sweep = _thread.sweep = DeadlineSweep(loop)
+        self._sweep = sweep
+        sweep.start(self, self.seconds)
+
+    def expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._sweep.stop(self)
+        if self._expired and self._task.uncancel() <= self._cancel_requests and kind is asyncio.CancelledError:
+            raise CallTimeout(self.seconds) from exc
+
+
+def enforce_deadline(inner: Handler) -> Handler:
+    """A step: each attempt has the time that its call's target says."""
+
+    async def handle(call: Call, emit: Emit) -> Result:
+        with Deadline(call.target.timeout_ms / 1000):
+            return await inner(call, emit)
+
+    return handle
+
 
 _PRUNE_PAUSE = 0.05  # seconds between batches, in which others may write
 
@@ -75,10 +178,6 @@ class TopicSignals:
     @property
     def watched_topics(self) -> list[str]:
         return list(self._signals)
-
-    @property
-    def watcher_count(self) -> int:
-        return sum(map(len, self._signals.values()))
 
 
 async def prune_forever(

@@ -9,9 +9,8 @@ from itertools import chain, islice
 from typing import Any
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.events import Event, progress
-from a2a_fabric.demo import words
-from a2a_fabric.demo.reasoning import NotASum, draw_conclusions, find_sums, format_number, parse_facts, work_out
+from a2a_fabric.core.result import Event, progress
+from a2a_fabric.demo import text as english
 
 _TEXT_LIMIT = 50_000
 _MAX_THOUGHTS = 500
@@ -49,7 +48,7 @@ def plan(task: str) -> dict[str, Any]:
 @percy.capability(idempotent=True)
 def summarize(text: str, sentences: int = 2) -> dict[str, Any]:
     """Select the most important sentences of a text."""
-    chosen = words.pick_sentences(_check_length(text), max(1, min(sentences, 20)))
+    chosen = english.pick_sentences(_check_length(text), max(1, min(sentences, 20)))
     return {"answer": " ".join(chosen), "sentences": chosen}
 
 
@@ -59,27 +58,27 @@ def _think(task: str) -> list[str]:
 
 
 def _work_out_sums(task: str) -> Iterator[str]:
-    for sum_ in find_sums(task):
+    for sum_ in english.find_sums(task):
         steps = 0
         try:
-            for operation, value in work_out(sum_):
+            for operation, value in english.work_out(sum_):
                 steps += 1
-                yield f"{operation} = {format_number(value)}"
-        except NotASum as exc:
+                yield f"{operation} = {english.format_number(value)}"
+        except english.NotASum as exc:
             yield f"{sum_}: {exc}"
             continue
         if steps > 1:
-            yield f"So {sum_} = {format_number(value)}"
+            yield f"So {sum_} = {english.format_number(value)}"
 
 
 def _draw_inferences(task: str) -> Iterator[str]:
-    statements = [sentence for line in task.splitlines() for sentence in words.split_sentences(line)]
-    for first, second, new in draw_conclusions(parse_facts(statements)):
+    statements = [sentence for line in task.splitlines() for sentence in english.split_sentences(line)]
+    for first, second, new in english.draw_conclusions(english.parse_facts(statements)):
         yield f"{first} and {second}, so {new}"
 
 
 def _describe_topic(task: str) -> str:
-    keywords = [word for word, _ in words.find_keywords(task, 5)]
+    keywords = [word for word, _ in english.find_keywords(task, 5)]
     about = f"it is about {', '.join(keywords)}" if keywords else "it has no words that carry meaning"
     return f"There is no sum and no statement like 'all X are Y' in these {len(task.split())} words; {about}."
 

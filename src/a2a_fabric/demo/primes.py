@@ -10,19 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from a2a_fabric.runtimes.proto.messages import (
-    CallRequest,
-    Capability,
-    DescribeRequest,
-    Description,
-    Error,
-    Event,
-    HealthReply,
-    HealthRequest,
-    Outcome,
-    Result,
-    StreamItem,
-)
+from a2a_fabric.runtimes.proto import messages as proto
 from a2a_fabric.runtimes.proto.service import handlers
 
 _MAX_NUMBER = 10**12
@@ -47,8 +35,8 @@ def find_factors(number: int) -> Iterator[int]:
 
 
 class Primes:
-    async def describe(self, request: DescribeRequest, context: Any) -> Description:
-        factor = Capability(
+    async def describe(self, request: proto.DescribeRequest, context: Any) -> proto.Description:
+        factor = proto.Capability(
             name="factor",
             description="The prime factors of a number.",
             input_schema_json=json.dumps(_SCHEMA),
@@ -56,12 +44,12 @@ class Primes:
             idempotent=True,
         )
         about = "Finds the prime factors of numbers."
-        return Description(agent_id="primes", description=about, version="1.0.0", capabilities=[factor])
+        return proto.Description(agent_id="primes", description=about, version="1.0.0", capabilities=[factor])
 
-    async def health(self, request: HealthRequest, context: Any) -> HealthReply:
-        return HealthReply(status="online")
+    async def health(self, request: proto.HealthRequest, context: Any) -> proto.HealthReply:
+        return proto.HealthReply(status="online")
 
-    async def call(self, request: CallRequest, context: Any) -> Outcome:
+    async def call(self, request: proto.CallRequest, context: Any) -> proto.Outcome:
         if request.target.capability != "factor":
             return _error_outcome("CAPABILITY_NOT_FOUND", "Only 'factor' is offered")
         number = _parse_number(request)
@@ -69,23 +57,23 @@ class Primes:
             return _error_outcome("BAD_INPUT", f"Send a whole number from 2 to {_MAX_NUMBER}")
         prime_factors = await asyncio.to_thread(lambda: list(find_factors(number)))
         answer = {"answer": f"{number} = {' × '.join(map(str, prime_factors))}", "factors": prime_factors}
-        return Outcome(result=Result(data_json=json.dumps(answer)))
+        return proto.Outcome(result=proto.Result(data_json=json.dumps(answer)))
 
-    async def stream(self, request: CallRequest, context: Any) -> AsyncIterator[StreamItem]:
+    async def stream(self, request: proto.CallRequest, context: Any) -> AsyncIterator[proto.StreamItem]:
         outcome = await self.call(request, context)
         if outcome.HasField("result"):
             text = json.loads(outcome.result.data_json)["answer"]
-            yield StreamItem(event=Event(kind="token", data_json=json.dumps({"text": text})))
-        yield StreamItem(outcome=outcome)
+            yield proto.StreamItem(event=proto.Event(kind="token", data_json=json.dumps({"text": text})))
+        yield proto.StreamItem(outcome=outcome)
 
 
-def _parse_number(request: CallRequest) -> int | None:
+def _parse_number(request: proto.CallRequest) -> int | None:
     number = json.loads(request.input.arguments_json or "{}").get("number")
     return number if isinstance(number, int) and 2 <= number <= _MAX_NUMBER else None
 
 
-def _error_outcome(code: str, message: str) -> Outcome:
-    return Outcome(error=Error(code=code, message=message))
+def _error_outcome(code: str, message: str) -> proto.Outcome:
+    return proto.Outcome(error=proto.Error(code=code, message=message))
 
 
 @asynccontextmanager

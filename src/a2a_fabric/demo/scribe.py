@@ -9,8 +9,8 @@ from typing import Any
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.http import HTTPApp
-from a2a_fabric.core.events import Event, progress
-from a2a_fabric.demo import words
+from a2a_fabric.core.result import Event, progress
+from a2a_fabric.demo import text as english
 
 _TEXT_LIMIT = 1_000_000
 _PACE = 0.01  # seconds between two words, so that the stream can be seen
@@ -26,7 +26,7 @@ scribe = Agent(
 @scribe.capability(idempotent=True)
 async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event | dict[str, Any]]:
     """Select the most important sentences of a text."""
-    chosen = await asyncio.to_thread(words.pick_sentences, _check_length(text), max(1, min(sentences, 20)))
+    chosen = await asyncio.to_thread(english.pick_sentences, _check_length(text), max(1, min(sentences, 20)))
     for number, sentence in enumerate(chosen, start=1):
         yield progress(100 * number / len(chosen), f"sentence {number} of {len(chosen)}")
         for word in sentence.split():
@@ -38,7 +38,7 @@ async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event 
 @scribe.capability(idempotent=True)
 def keywords(text: str, count: int = 8) -> dict[str, Any]:
     """The most frequent words that carry meaning, with their counts."""
-    counts = words.find_keywords(_check_length(text), max(1, min(count, 100)))
+    counts = english.find_keywords(_check_length(text), max(1, min(count, 100)))
     return {"answer": ", ".join(word for word, _ in counts), "counts": dict(counts)}
 
 

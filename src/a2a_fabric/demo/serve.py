@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.ports import load_module
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 ServeApp = Callable[[str], AbstractAsyncContextManager[App]]  # its argument is the URL of the agent

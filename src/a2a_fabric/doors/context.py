@@ -12,9 +12,8 @@ from starlette.routing import BaseRoute
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.delegation import Chain, MaybeChain
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.jobs.jobs import Jobs
@@ -67,6 +66,16 @@ class TLSFiles:
     password: str | None = None
 
 
+class CallLog(Protocol):
+    """The newest lines of the node's log, as JSON. `start_id` is another one after each start."""
+
+    start_id: str
+
+    def read_after(self, position: int) -> tuple[list[bytes], int]:
+        """The lines after a position, and the position after them."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
     """`tunnel` connects to an agent that is called in its own protocol; `proxy_steps` surround its requests.
@@ -78,6 +87,7 @@ class DoorContext:
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
+    narrow_to_views: Callable[[Principal, Credentials], Principal]  # for callers that a door admits itself
     verify_credentials: Callable[[Credentials], Awaitable[None]]
     jobs: Jobs
     messages: Messages
@@ -90,6 +100,7 @@ class DoorContext:
     caller_share: float = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
+    call_log: CallLog | None = None
     tunnel: Callable[[Manifest], Tunnel | None] = lambda _: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None

@@ -7,12 +7,21 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from a2a_fabric.core.errors import ConfigError
 
 _MAX_BYTES = 4096
+
+
+def find_state_folder(environ: Mapping[str, str]) -> Path:
+    """Where the user's nodes keep their keys, and say where they listen."""
+    if environ.get("FABRIC_HOME"):
+        return Path(environ["FABRIC_HOME"]).expanduser()
+    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "a2a-fabric"
 
 
 class KeyFile:

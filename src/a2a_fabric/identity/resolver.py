@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AuthInvalid, FabricError, Forbidden, Unauthenticated
-from a2a_fabric.core.policy import has_no_rights, is_loopback
+from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
+from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
+from a2a_fabric.core.view import View
 
 _SCHEMES = ("bearer", "apikey")
 
@@ -27,6 +29,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     host: str | None = None  # the host name that the client used
     origin: str | None = None  # the site whose script sends the request, if a browser does
+    view: str | None = None  # the views to which the request narrows itself, separated by commas
 
     @property
     def bearer(self) -> str | None:
@@ -59,6 +62,7 @@ class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     scopes: tuple[str, ...] | None = None
     trust: TrustTier = "local"
+    view: View | None = None
 
     @property
     def digest(self) -> bytes:
@@ -87,10 +91,12 @@ def _digest(secret: str) -> bytes:
 
 
 def _principal_from_key(key: SharedKey) -> Principal:
-    return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust)
+    views = UNSET if key.view is None else (key.view,)
+    return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust, views=views)
 
 
 _MAX_CACHED = 10_000
+_MAX_VIEWS = 8  # that one request names
 
 CountOutcome = Callable[[str, str], None]
 
@@ -115,15 +121,35 @@ class Resolver:
         anonymous: Principal | None,
         count_outcome: CountOutcome,
         tokens: TokenPrincipals | None = None,
+        views: Iterable[View] = (),
     ) -> None:
         self._keys = keys
         self._anonymous = anonymous
         self._count_outcome = count_outcome
         self._tokens = tokens
+        self._views = {view.name: view for view in views}
         self._cache: dict[str | None, Principal] = {}  # by accepted header; shared keys never expire
 
     def __call__(self, credentials: Credentials) -> Principal:
-        """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden; RateLimited if a token cannot be checked now."""
+        """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, BadInput for a view that does not exist, and
+        RateLimited if a token cannot be checked now.
+        """
+        principal = self._identify(credentials)
+        return principal if credentials.view is None else self.narrow(principal, credentials)
+
+    def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
+        """The principal with the views that the request names, besides those of its key. Raises BadInput."""
+        if credentials.view is None:
+            return principal
+        names = [name.strip() for name in credentials.view.split(",", _MAX_VIEWS)]
+        unknown = next((name for name in names if name not in self._views), None)
+        if unknown is not None:
+            known = "" if is_limited(principal) else f". Its views are: {', '.join(self._views) or 'none'}"
+            raise BadInput(f"This node has no view '{unknown[:64]}'{known}", view=unknown[:64])
+        views = dict.fromkeys((*(principal.views or ()), *(self._views[name] for name in names)))
+        return msgspec.structs.replace(principal, views=tuple(views))
+
+    def _identify(self, credentials: Credentials) -> Principal:
         cached = self._cache.get(credentials.authorization)
         if cached is not None:
             self._count_outcome(cached.mode, "success")
@@ -131,7 +157,7 @@ class Resolver:
         try:
             principal = self._resolve(credentials)
             if has_no_rights(principal):
-                raise Forbidden("These credentials have no scopes on this node, so they may do nothing here")
+                raise OutOfScope("These credentials have no scopes on this node, so they may do nothing here")
         except FabricError:
             self._count_outcome("psk" if credentials.bearer else "none", "denied")
             raise

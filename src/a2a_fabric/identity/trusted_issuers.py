@@ -15,18 +15,19 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, ConfigError, FabricError, RateLimited
-from a2a_fabric.identity.issuer_metadata import IssuerMetadata, is_secure_url
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import (
     KEY_PAIR_ALGORITHMS,
     SECRET_ALGORITHMS,
     FindKey,
     IntrospectionVerifier,
+    IssuerMetadata,
     JWTVerifier,
     KeySet,
     NotAJWT,
     VerificationKey,
     VerifiedToken,
+    is_secure_url,
     read_issuer,
 )
 from a2a_fabric.outbound.port import HTTPClient

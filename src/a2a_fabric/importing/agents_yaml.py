@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -25,6 +26,60 @@ def add_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> str:
     if _list_entries(YAMLFile(name, after).value) != [*before, *entries]:
         raise _not_editable(name)
     return after
+
+
+def set_excluded_tools(text: str, agent_id: str, patterns: Sequence[str], name: str) -> str:
+    """The text with `tools.exclude` of an agent as given. Raises ConfigError if it cannot be changed safely."""
+    expected = [_with_excluded(entry, agent_id, patterns) for entry in _list_entries(YAMLFile(name, text).value)]
+    listed = _find_agents_node(yaml.compose(text, Loader=yaml.SafeLoader))
+    for entry in getattr(listed, "value", None) or ():
+        fields = {key.value: (key, value) for key, value in entry.value} if isinstance(entry, yaml.MappingNode) else {}
+        if "agent_id" in fields and fields["agent_id"][1].value == agent_id:
+            after = _edit_excluded(text, entry, fields, patterns)
+            with suppress(ConfigError):  # raised if it is no longer YAML
+                if _list_entries(YAMLFile(name, after).value) == expected:
+                    return after
+    raise ConfigError(
+        f"{name}: the entry of agent '{agent_id}' is written in a form that cannot be changed safely; "
+        f"write `tools: {{exclude: {_dump_flow(patterns)}}}` there yourself"
+    )
+
+
+def _with_excluded(entry: Any, agent_id: str, patterns: Sequence[str]) -> Any:
+    if not isinstance(entry, dict) or entry.get("agent_id") != agent_id:
+        return entry
+    return {**entry, "tools": {**(entry.get("tools") or {}), "exclude": list(patterns)}}
+
+
+def _edit_excluded(text: str, entry: Any, fields: dict[str, Any], patterns: Sequence[str]) -> str:
+    """Replace the list, or add it to `tools`, or add `tools` to the entry."""
+    written = f"exclude: {_dump_flow(patterns)}"
+    if "tools" not in fields:
+        return _add_key(text, entry, f"tools: {{{written}}}")
+    tools = fields["tools"][1]
+    if not isinstance(tools, yaml.MappingNode) or not tools.value:
+        start = text[: tools.start_mark.index]
+        return f"{start}{' ' * start.endswith(':')}{{{written}}}{text[tools.end_mark.index :]}"
+    for key, value in tools.value:
+        if key.value == "exclude":
+            is_block = isinstance(value, yaml.SequenceNode) and not value.flow_style and value.value
+            end = (value.value[-1] if is_block else value).end_mark.index
+            return f"{text[: key.start_mark.index]}{written}{text[end:]}"
+    return _add_key(text, tools, written)
+
+
+def _add_key(text: str, mapping: Any, written: str) -> str:
+    """As the first key, whatever follows."""
+    first = mapping.value[0][0].start_mark
+    separator = ", " if mapping.flow_style else "\n" + " " * first.column
+    if mapping.flow_style:
+        return text[: first.index] + written + separator + text[first.index :]
+    last = _end_line_of(mapping)
+    return _insert_lines(text, last, f"{' ' * first.column}{written}\n")
+
+
+def _dump_flow(patterns: Sequence[str]) -> str:
+    return yaml.safe_dump(list(patterns), default_flow_style=True, allow_unicode=True, width=10_000).strip()
 
 
 def unified_diff(before: str, after: str, name: str) -> str:

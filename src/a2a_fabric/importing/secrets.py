@@ -6,7 +6,8 @@ value."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -66,9 +67,24 @@ class References:
             "/": "/",
         }
 
-    def replace_table(self, owner: str, label: str, values: dict[str, str]) -> dict[str, str]:
-        """`env` or `headers` of one server."""
-        return {name: self.replace_value(owner, f"{label}.{name}", name, value) for name, value in values.items()}
+    def replace_endpoint(self, owner: str, endpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """An agent's endpoint with references in place of its secrets; the original stays as it is."""
+        replaced = dict(endpoint)
+        for table in ("env", "headers"):  # first, because its names are the best names for variables
+            if table in endpoint:
+                replaced[table] = {
+                    name: self.replace_value(owner, f"{table}.{name}", name, value)
+                    for name, value in endpoint[table].items()
+                }
+        for name in ("uri", "openapi"):
+            if name in endpoint:
+                replaced[name] = self.replace_url(owner, endpoint[name])
+        for name, variable in (("psk", "psk_key"), ("cwd", "CWD")):
+            if name in endpoint:
+                replaced[name] = self.replace_value(owner, name, variable, endpoint[name])
+        if "command" in endpoint:
+            replaced["command"] = self.replace_arguments(owner, endpoint["command"])
+        return replaced
 
     def replace_arguments(self, owner: str, arguments: Iterable[str]) -> list[str]:
         """A command line: the value after `--api-key`, or in `--api-key=…`, is a secret too."""
@@ -78,6 +94,8 @@ class References:
         ]
 
     def replace_value(self, owner: str, label: str, name: str, value: str) -> str:
+        if value.startswith("env:"):
+            return value
         value = _EDITOR_VARIABLES.sub(lambda match: self._editor_values[match[1]], value)
         if whole := _WHOLE_REFERENCE.match(value):
             variable = _to_variable_name(whole[1] or whole[2])

@@ -1,28 +1,40 @@
-"""Reads the MCP servers from a client's configuration file.
+"""Reads the MCP servers from a client's configuration file, and turns them into agents.
 
     {"mcpServers": {NAME: {"command", "args", "env"} or {"url", "headers"}}}   Claude, Cursor, Gemini, LibreChat (YAML)
     {"servers": {NAME: …}} or {"mcp": {"servers": {NAME: …}}}                  VS Code
+    {"context_servers": {NAME: …}}                                             Zed
+    {"mcp": {NAME: {"command": […], "environment"} or {"url", "headers"}}}     opencode
     [mcp_servers.NAME]                                                         Codex (TOML)
 
-A server that cannot be used is skipped with a remark; only an unreadable file is an error."""
+A server that cannot be used is skipped with a remark; only an unreadable file is an error. Agents are entries for
+`agents.yaml` with secrets by reference, or manifests in memory."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.importing import jsonc
+from a2a_fabric.importing.secrets import References, Variable
 from a2a_fabric.yamlfile import YAMLFile
 
 _URLS = ("url", "httpUrl", "serverUrl", "uri")
-_KNOWN_KEYS = {*_URLS, "command", "args", "env", "headers", "http_headers", "cwd", "type", "transport", "description",
-         "disabled", "enabled", "isActive"}  # fmt: skip
+_KNOWN_KEYS = {
+    *_URLS, "command", "args", "env", "environment", "headers", "http_headers", "cwd", "type", "transport",
+    "description", "disabled", "enabled", "isActive", "source",
+}  # fmt: skip
 _MAX_FILE_BYTES = 16 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class ClientServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +46,7 @@ class ClientServer(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = {}
+    transport: str = "http"  # of a server at an address
     description: str = ""
 
 
@@ -81,9 +94,9 @@ def _find_table(value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, dict):
         return None
     inner = value.get("mcp")
-    candidates = [value.get("mcpServers"), value.get("servers"), value.get("mcp_servers")]
+    candidates = [value.get(key) for key in ("mcpServers", "servers", "mcp_servers", "context_servers")]
     if isinstance(inner, dict):
-        candidates += [inner.get("servers"), inner.get("mcpServers")]
+        candidates += [inner.get("servers"), inner.get("mcpServers"), inner]
     return next((candidate for candidate in candidates if isinstance(candidate, dict)), None)
 
 
@@ -102,10 +115,15 @@ def _parse_server(name: str, entry: Any, remarks: list[str]) -> ClientServer | N
     if ignored := sorted(str(key) for key in entry.keys() - _KNOWN_KEYS):
         remarks.append(f"{name}: ignored {', '.join(ignored)}")
     if url is not None:
-        if kind == "sse" or url.rstrip("/").endswith("/sse"):
-            remarks.append(f"{name}: HTTP+SSE is the transport of 2024; Streamable HTTP is used instead")
+        is_sse = kind == "sse" or (not kind and url.rstrip("/").endswith("/sse"))  # the transport of 2024
         headers = {**_to_strings(entry.get("headers")), **_to_strings(entry.get("http_headers"))}
-        return ClientServer(name=name, url=url, headers=headers, description=_to_string(entry.get("description")))
+        return ClientServer(
+            name=name,
+            url=url,
+            headers=headers,
+            transport="sse" if is_sse else "http",
+            description=_to_string(entry.get("description")),
+        )
     return _parse_program(name, entry, remarks)
 
 
@@ -118,7 +136,7 @@ def _parse_program(name: str, entry: dict[str, Any], remarks: list[str]) -> Clie
     return ClientServer(
         name=name,
         command=tuple(str(word) for word in (*command_words, *args)),
-        env=_to_strings(entry.get("env")),
+        env=_to_strings(entry.get("env") or entry.get("environment")),
         cwd=_to_string(entry.get("cwd")) or None,
         description=_to_string(entry.get("description")),
     )
@@ -137,3 +155,110 @@ def _to_strings(table: Any) -> dict[str, str]:
 
 def _to_string(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The new entries, the variables to set for them, and remarks for the user."""
+
+    entries: tuple[dict[str, Any], ...]
+    variables: tuple[Variable, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def build_entries(
+    parsed_files: Sequence[ParsedServers], present: Mapping[str, Manifest], references: References
+) -> ImportResult:
+    """Entries for the servers that are not present yet."""
+    entries: dict[str, dict[str, Any]] = {}
+    remarks = [remark for each in parsed_files for remark in each.remarks]
+    for server in (server for each in parsed_files for server in each.servers):
+        base_id = to_agent_id(server.name)
+        endpoint = _build_endpoint(server, base_id, references)
+        if _is_present(endpoint, base_id, present, entries):
+            remarks.append(f"{server.name}: skipped, it is present already")
+            continue
+        agent_id = make_unique(base_id, present.keys() | entries.keys())
+        if agent_id != server.name:
+            remarks.append(f"{server.name}: becomes agent '{agent_id}'")
+        entries[agent_id] = _build_entry(agent_id, server, endpoint)
+    used_names = _find_variable_names(entries.values())
+    variables = tuple(each for each in references.variables.values() if each.name in used_names)
+    return ImportResult(entries=tuple(entries.values()), variables=variables, remarks=tuple(remarks))
+
+
+def find_present(parsed: ParsedServers, present: Mapping[str, Manifest]) -> list[str]:
+    """The names of the servers that are agents already."""
+    references = References(home=str(Path.home()))
+    named = [(server.name, to_agent_id(server.name), server) for server in parsed.servers]
+    return [
+        name
+        for name, base_id, server in named
+        if _is_present(_build_endpoint(server, base_id, references), base_id, present, {})
+    ]
+
+
+def to_agent_id(name: str) -> str:
+    """The nearest valid id."""
+    bare = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")
+    return (bare or "server")[:120]
+
+
+def make_unique(base_id: str, used_ids: Collection[str]) -> str:
+    number, candidate = 1, base_id
+    while candidate in used_ids:
+        number += 1
+        candidate = f"{base_id}-{number}"
+    return candidate
+
+
+def _build_endpoint(server: ClientServer, agent_id: str, references: References) -> dict[str, Any]:
+    if server.url is not None:
+        endpoint: dict[str, Any] = {"transport": server.transport, "uri": server.url, "headers": server.headers}
+    else:
+        endpoint = {"transport": "stdio", "command": server.command, "env": server.env, "cwd": server.cwd}
+    return references.replace_endpoint(agent_id, {name: value for name, value in endpoint.items() if value})
+
+
+def _build_entry(agent_id: str, server: ClientServer, endpoint: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"agent_id": agent_id, "runtime": "mcp"}
+    if server.description:
+        entry["description"] = server.description
+    return {**entry, "endpoint": endpoint}
+
+
+def _is_present(
+    endpoint: dict[str, Any], base_id: str, present: Mapping[str, Manifest], entries: Mapping[str, dict[str, Any]]
+) -> bool:
+    """Whether the server is there under its id, or under an id that an earlier import made for it."""
+
+    def is_same_id(agent_id: str) -> bool:
+        return agent_id == base_id or bool(re.fullmatch(re.escape(base_id) + r"-\d+", agent_id))
+
+    existing = [(each.agent_id, each.endpoint) for each in present.values()]
+    existing += [(agent_id, entry["endpoint"]) for agent_id, entry in entries.items()]
+    return any(is_same_id(agent_id) and existing_endpoint == endpoint for agent_id, existing_endpoint in existing)
+
+
+def _find_variable_names(entries: Any) -> set[str]:
+    """The names of the variables to which these entries refer."""
+    text = msgspec.json.encode(list(entries)).decode()
+    return set(re.findall(r'"env:([A-Z0-9_a-z]+)"', text))
+
+
+class ImportedServers:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.name = f"the servers of {', '.join(map(str, paths))}"
+        self._paths = paths
+
+    async def load(self) -> list[Manifest]:
+        return await asyncio.to_thread(self._read)
+
+    def _read(self) -> list[Manifest]:
+        parsed_files = [read_servers(path) for path in self._paths]
+        imported = build_entries(parsed_files, {}, References(hides_secrets=False, home=str(Path.home())))
+        for remark in imported.remarks:
+            _log.warning("%s", remark)
+        return [msgspec.convert(entry, Manifest) for entry in imported.entries]
+
+    async def watch(self, changed: object) -> None:
+        """The files are read once, when the node starts."""

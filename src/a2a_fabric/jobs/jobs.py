@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Self
@@ -16,10 +18,16 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call, Principal, owner_from_principal
-from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, JobNotFound, suggest_nearest
-from a2a_fabric.core.events import Event
+from a2a_fabric.core.call import Call, Emit, Handler, Principal, ignore_event, owner_from_principal
+from a2a_fabric.core.errors import (
+    BadInput,
+    CallTimeout,
+    Conflict,
+    JobNotFound,
+    RateLimited,
+    StoreUnavailable,
+    suggest_nearest,
+)
 from a2a_fabric.core.job import (
     HoldRequest,
     Job,
@@ -34,17 +42,11 @@ from a2a_fabric.core.job import (
     new_job_id,
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
-from a2a_fabric.core.pipeline import Emit, Handler, ignore_event
-from a2a_fabric.core.question import Answer
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_calls import call_store, retry_store_call
-from a2a_fabric.core.stores import Store
-from a2a_fabric.core.tasks import cancel_and_wait, prune_forever
-from a2a_fabric.jobs import outcomes
+from a2a_fabric.core.result import Answer, Event, Result
+from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, retry_store_call
+from a2a_fabric.core.tasks import Deadline, cancel_and_wait, prune_forever
 from a2a_fabric.jobs.promotion import Promotion
-from a2a_fabric.jobs.quota import JobQuota
 from a2a_fabric.jobs.reader import JobReader
-from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.run import (
     MAY_REPEAT,
     HandlerOverride,
@@ -52,7 +54,11 @@ from a2a_fabric.jobs.run import (
     JobHandlers,
     JobListener,
     NullJobListener,
+    Recorder,
+    add_webhook_delivery,
     keep_handler,
+    make_cancelled_outcome,
+    status_event,
 )
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from a2a_fabric.jobs.views import event_from_log, handle_from_job, result_from_job, result_or_handle
@@ -61,7 +67,6 @@ from a2a_fabric.jobs.webhooks import (
     WEBHOOK_RETRY,
     WebhookSender,
     WebhookUrlPolicy,
-    add_webhook_delivery,
     check_webhook,
 )
 from a2a_fabric.jobs.worker import Worker
@@ -101,7 +106,11 @@ _MAX_PAGE = 1000
 _PRUNE_INTERVAL = 60.0
 _PRUNE_BATCH = 500
 _MAX_ANSWER_ATTEMPTS = 16
-_QUEUED_EVENTS = (outcomes.status_event("queued"),)
+_RECOUNT_AFTER = 10.0  # seconds
+_RECOUNT_AFTER_AT_LIMIT = 0.5
+_RETRY_AFTER = 2.0
+_MAX_OWNERS = 10_000
+_QUEUED_EVENTS = (status_event("queued"),)
 
 
 class JobDependencies(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,7 +304,7 @@ class Jobs:
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
         """A second time, or after the end, it changes nothing. Raises JobNotFound."""
         job = await self.get(principal, job_id)
-        outcome = add_webhook_delivery(outcomes.make_cancelled_outcome(), job)
+        outcome = add_webhook_delivery(make_cancelled_outcome(), job)
         updated = await retry_store_call(lambda: self._store.jobs.cancel(job_id, outcome))
         if updated.cancel_requested and not updated.has_ended:
             self._worker.cancel(job_id)
@@ -324,7 +333,7 @@ class Jobs:
         """
         job = await self.get(principal, job_id)
         check_answers(job, answers)
-        queued_event = outcomes.status_event("queued", "Answered")
+        queued_event = status_event("queued", "Answered")
         event = Event(queued_event.kind, {**queued_event.data, **event_data}) if event_data else queued_event
         return await call_store(lambda: self._store.jobs.answer(job_id, merge_answers(job, answers), (event,)))
 
@@ -346,6 +355,14 @@ class Jobs:
                     return await self.answer(principal, job_id, new_answers)
                 return await self._answer_partially(job, new_answers)
         raise Conflict(f"Job '{job_id}' got other answers at the same moment; try again", job_id=job_id)
+
+    async def answer_named(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
+        """As `answer_some`. Raises BadInput, too, if the job has open questions and none of these answers fits."""
+        questions = (await self.get(principal, job_id)).open_questions
+        if questions is not None and questions.questions and answers.keys().isdisjoint(questions.questions):
+            names = ", ".join(f"'{key}'" for key in questions.questions)
+            raise BadInput(f"No open question has such a key. Answer under {names}.", field="answers")
+        return await self.answer_some(principal, job_id, answers)
 
     async def _answer_partially(self, job: Job, new_answers: dict[str, Answer]) -> JobSummary:
         return await call_store(
@@ -371,7 +388,7 @@ class Jobs:
 
     async def cancel_internal(self, job_id: str) -> None:
         """Raises JobNotFound."""
-        await retry_store_call(lambda: self._store.jobs.cancel(job_id, outcomes.make_cancelled_outcome()))
+        await retry_store_call(lambda: self._store.jobs.cancel(job_id, make_cancelled_outcome()))
 
     async def wait_for_internal(self, job_id: str, timeout: float) -> None:
         """Wait until it ends, at most `timeout` seconds."""
@@ -456,3 +473,57 @@ class _JobFromCall:
 def _with_streaming(call: Call) -> Call:
     """The agent of a job streams if it can, because the caller may follow the job later."""
     return replace(call, response=replace(call.response, stream=True))
+
+
+class _OwnerCount:
+    __slots__ = ("at", "number", "turn")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.at = float("-inf")
+        self.turn = asyncio.Lock()
+
+
+class JobQuota:
+    """Limits how many jobs of one owner may wait.
+
+    Between two counts every accepted job adds to the number, so the estimate is too
+    high rather than too low. The store counts again only when the estimate reaches the
+    limit or is old (other nodes accept jobs too); concurrent callers wait for that count.
+    """
+
+    def __init__(self, jobs: JobStore, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._jobs = jobs
+        self._limit = limit
+        self._clock = clock
+        self._counts: OrderedDict[str, _OwnerCount] = OrderedDict()
+
+    async def take(self, owner: str) -> None:
+        """Count one more waiting job of this owner. Raises RateLimited."""
+        count = self._counts.get(owner)
+        if count is None:
+            count = self._add_owner(owner)
+        if self._is_stale(count):
+            async with count.turn:
+                if self._is_stale(count):
+                    with suppress(StoreUnavailable):  # writing the job will raise the same error
+                        count.number = await call_store(
+                            lambda: self._jobs.count_waiting(owner, self._limit), RETRY_SECONDS
+                        )
+                    count.at = self._clock()
+        if count.number >= self._limit:
+            raise RateLimited(
+                f"{self._limit} jobs of this caller wait already, which is the limit; try again in {_RETRY_AFTER:g} s",
+                _RETRY_AFTER,
+            )
+        count.number += 1
+
+    def _add_owner(self, owner: str) -> _OwnerCount:
+        count = self._counts[owner] = _OwnerCount()
+        if len(self._counts) > _MAX_OWNERS:
+            self._counts.popitem(last=False)
+        return count
+
+    def _is_stale(self, count: _OwnerCount) -> bool:
+        age = self._clock() - count.at
+        return age > _RECOUNT_AFTER or (count.number >= self._limit and age > _RECOUNT_AFTER_AT_LIMIT)

@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import FabricError, StoreError
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary
-from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.jobs.recorder import Recorder, measure_event
-from a2a_fabric.jobs.run import run_handler
+from a2a_fabric.jobs.run import Recorder, measure_event, run_handler
 
 _log = logging.getLogger(__name__)
 _MAX_EVENTS = 1000

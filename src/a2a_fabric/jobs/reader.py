@@ -19,8 +19,7 @@ import msgspec
 
 from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError, StoreUnavailable
 from a2a_fabric.core.job import EventPage, Job, JobEvent, JobState, is_final_state
-from a2a_fabric.core.store_calls import retry_store_call
-from a2a_fabric.core.stores import Store, WakeHandle, job_topic
+from a2a_fabric.core.stores import Store, WakeHandle, job_topic, retry_store_call
 
 T = TypeVar("T")
 

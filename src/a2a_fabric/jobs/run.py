@@ -1,28 +1,59 @@
-"""One job while this process holds it: the handler that runs it, its execution, and how it is released."""
+"""One job while this process holds it: its handler, its event log, its execution, its outcome and its release.
+
+The recorder writes a job's events in batches, in order, each once, up to the size limit
+of a job. While one batch is written the next one fills. An agent that is faster than the
+store waits for the store; readers are never waited for. How a job is released (after a
+result, an error, a cancellation or an interruption) is decided by pure functions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import FabricError, InternalError, JobNotFound, LeaseLost, StoreUnavailable
-from a2a_fabric.core.job import JobOutcome, JobSummary
-from a2a_fabric.core.job_lifecycle import is_held_by
-from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.call import Call, Emit, Handler
+from a2a_fabric.core.errors import (
+    CallerError,
+    CallTimeout,
+    FabricError,
+    InternalError,
+    JobNotFound,
+    LeaseLost,
+    RateLimited,
+    StoreUnavailable,
+    UpstreamFailed,
+)
+from a2a_fabric.core.job import (
+    Job,
+    JobError,
+    JobOutcome,
+    JobState,
+    JobSummary,
+    decide_after_takeover,
+    is_final_state,
+    is_held_by,
+    translate_state,
+)
+from a2a_fabric.core.result import Answer, Answers, Event, Result, status
+from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
 from a2a_fabric.core.stores import JobStore
-from a2a_fabric.jobs import outcomes
-from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.jobs.webhooks import add_webhook_delivery
+from a2a_fabric.jobs.webhooks import delivery_for_job
+
+_log = logging.getLogger(__name__)
+_CANCEL_GRACE = 10.0  # seconds that an agent has to react to its cancellation
+_FIRST_PAUSE, _MAX_PAUSE = 0.25, 2.0
+_BATCH_DELAY = 0.002  # seconds; events that come close together are written together
+_MAX_PENDING = 1000
+_MAX_PENDING_BYTES = 1 << 20
+_WRITE_RETRY_PAUSE = 0.25
+NOT_JSON_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class JobListener(Protocol):
@@ -112,9 +143,187 @@ async def run_handler(handler: Handler, call: Call, emit: Emit) -> Result:
     return await handler(call, emit)
 
 
-_log = logging.getLogger(__name__)
-_CANCEL_GRACE = 10.0  # seconds that an agent has to react to its cancellation
-_FIRST_PAUSE, _MAX_PAUSE = 0.25, 2.0
+class EventsTooLarge(FabricError):
+    """Neither another agent nor a retry would help: they would write as much again."""
+
+    code = "UPSTREAM_ERROR"
+    never_ran = False
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The agent sent more than {limit} bytes of events, which is the limit for one job",
+            reason="events_too_large",
+            limit=limit,
+        )
+
+
+def measure_event(event: Event) -> int:
+    """Raises UpstreamFailed for an event that is not JSON."""
+    try:
+        return len(msgspec.json.encode(event.data))
+    except NOT_JSON_ERRORS as exc:
+        raise UpstreamFailed(f"An event of the agent is not JSON: {exc}"[:300]) from exc
+
+
+class Recorder:
+    """Writes the log of one job for its worker. `on_lost` is called when another worker holds the job."""
+
+    def __init__(self, jobs: JobStore, job: JobSummary, limit: int, on_lost: Callable[[], None]) -> None:
+        self.has_streamed = False
+        self.refusal: FabricError | None = None
+        self._jobs = jobs
+        self._token = job.fencing_token
+        self._last = job.events
+        self._bytes_left = limit - job.size
+        self._limit = limit
+        self._on_lost = on_lost
+        self._pending: list[Event] = []
+        self._pending_bytes = 0
+        self._write_task: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._is_batching = False
+
+    async def emit(self, event: Event) -> None:
+        self.add(event)
+        while self._is_full and self._write_task is not None and not self._write_task.done():
+            await asyncio.wait({self._write_task}, timeout=_WRITE_RETRY_PAUSE)
+
+    def add(self, event: Event) -> None:
+        """Queue an event for writing, without waiting. Raises EventsTooLarge, UpstreamFailed."""
+        size = measure_event(event)
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            self.refusal = EventsTooLarge(self._limit)
+            raise self.refusal
+        self.has_streamed = self.has_streamed or event.kind in ("token", "artifact")
+        self._pending.append(event)
+        self._pending_bytes += size
+        if self._write_task is None or self._write_task.done():
+            self._is_batching = True
+            self._write_task = asyncio.ensure_future(self._write())
+
+    async def close(self) -> tuple[Event, ...]:
+        """Stop writing. Returns the events that are not written yet; they belong to the job's last write."""
+        self._is_closing = True
+        if self._write_task is not None:
+            if self._is_batching:  # it has not begun to write
+                self._write_task.cancel()
+            await asyncio.wait({self._write_task})
+        return tuple(self._pending)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._pending) >= _MAX_PENDING or self._pending_bytes >= _MAX_PENDING_BYTES
+
+    async def _write(self) -> None:
+        await asyncio.sleep(_BATCH_DELAY)
+        self._is_batching = False
+        try:
+            while self._pending and not self._is_closing:
+                batch, self._pending, self._pending_bytes = self._pending, [], 0
+                await self._append(batch)
+        except FabricError:  # LeaseLost, or the job is gone
+            self._on_lost()
+
+    async def _append(self, batch: Sequence[Event]) -> None:
+        """After a write with an unknown outcome, read the log before repeating it: only this recorder writes to it."""
+        expected = self._last + len(batch)
+        while True:
+            try:
+                self._last = await self._jobs.append(self._token, batch)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(_WRITE_RETRY_PAUSE)
+            if await self._has_reached(expected):
+                self._last = expected
+                return
+
+    async def _has_reached(self, number: int) -> bool:
+        try:
+            return (await self._jobs.events(self._token.job_id, after=number - 1, limit=1)).last >= number
+        except StoreUnavailable:
+            return False
+
+
+CANCELLED = JobError(code="CANCELLED", message="The job was cancelled")
+
+
+def status_event(state: JobState, message: str | None = None, *, reset: bool = False) -> Event:
+    """The log event for a state; `reset` means: discard the text so far."""
+    extra = {"reset": True} if reset else {}
+    return status(translate_state(state, "stream"), message, state=state, **extra)  # type: ignore[arg-type]  # from the table
+
+
+def make_cancelled_outcome() -> JobOutcome:
+    return JobOutcome(state="cancelled", error=CANCELLED, events=(status_event("cancelled", CANCELLED.message),))
+
+
+def decide_after_result(result: Result) -> JobOutcome:
+    """Raises UpstreamFailed if the answer of an agent in this process is not JSON."""
+    if result.asked is not None:
+        return JobOutcome(state="input_required", question=msgspec.to_builtins(result.asked))
+    try:
+        msgspec.json.encode(result)
+    except NOT_JSON_ERRORS as exc:
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+    return JobOutcome(state="completed", result=result, events=(status_event("completed"),))
+
+
+def decide_after_error(
+    error: FabricError, job: JobSummary, policy: RetryPolicy, *, may_repeat: bool, now: float, reset: bool
+) -> JobOutcome:
+    pause = compute_retry_pause(error, job.attempt, policy, may_repeat=may_repeat, jitter=random.random())
+    if pause is not None and not _expires_by(job, now + pause):
+        is_postponed = isinstance(error, RateLimited)
+        attempt = job.attempt if is_postponed else job.attempt + 1
+        event = status_event("queued", f"{error.message}; attempt {attempt} in {pause:.1f} s", reset=reset)
+        return JobOutcome(
+            state="queued", run_at=now + pause, is_postponed=is_postponed, error=_storable_error(error), events=(event,)
+        )
+    state: JobState = "timeout" if isinstance(error, CallTimeout) else "failed"
+    if isinstance(error, CallerError):
+        state = "rejected"
+    return JobOutcome(state=state, error=_storable_error(error), events=(status_event(state, error.message),))
+
+
+def decide_after_interruption(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:
+    """The worker is gone or stops: the job is queued again or ends, and its log says which."""
+    outcome = decide_after_takeover(job, may_repeat=may_repeat, now=now)
+    if outcome.state == "cancelled":
+        return make_cancelled_outcome()
+    if is_final_state(outcome.state):
+        message = outcome.error.message if outcome.error else None
+        return replace(outcome, events=(status_event(outcome.state, message),))
+    return replace(outcome, events=(status_event("queued", "The work was interrupted; it begins again", reset=True),))
+
+
+def add_webhook_delivery(outcome: JobOutcome, job: JobSummary) -> JobOutcome:
+    """Add the delivery job to a final outcome, so that both are written together."""
+    if "webhook" not in job.meta or not is_final_state(outcome.state):
+        return outcome
+    return replace(outcome, follow_ups=(*outcome.follow_ups, delivery_for_job(job)))
+
+
+def call_from_job(job: Job) -> Call:
+    """The call as it was accepted, with the caller's answers if the agent had a question."""
+    if job.question is None or job.answer is None:
+        return job.call
+    answers = msgspec.convert(job.answer, dict[str, Answer])
+    return replace(job.call, answers=Answers(continuation=job.question["continuation"], answers=answers))
+
+
+def _storable_error(error: FabricError) -> JobError:
+    job_error = JobError.from_error(error)
+    try:
+        msgspec.json.encode(job_error)
+    except NOT_JSON_ERRORS:
+        return JobError(code=error.code, message=error.message.encode("utf-8", "replace").decode())
+    return job_error
+
+
+def _expires_by(job: JobSummary, moment: float) -> bool:
+    return job.expires_at is not None and job.expires_at <= moment
+
 
 StopReason = Literal["cancelled", "lost", "stopping"]
 
@@ -193,13 +402,13 @@ class JobRun:
             return self._outcome_from_stop()
         if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
             raise self._recorder.refusal
-        return outcomes.decide_after_result(self._task.result())
+        return decide_after_result(self._task.result())
 
     def _outcome_from_error(self, error: FabricError) -> JobOutcome:
         if self._stop_reason is not None:
             return self._outcome_from_stop()
         job_handler = self._find_handler()
-        return outcomes.decide_after_error(
+        return decide_after_error(
             self._recorder.refusal or error,
             self.job,
             job_handler.retry,
@@ -210,10 +419,8 @@ class JobRun:
 
     def _outcome_from_stop(self) -> JobOutcome:
         if self._stop_reason == "cancelled":
-            return outcomes.make_cancelled_outcome()
-        return outcomes.decide_after_interruption(
-            self.job, may_repeat=self._find_handler().may_restart, now=time.time()
-        )
+            return make_cancelled_outcome()
+        return decide_after_interruption(self.job, may_repeat=self._find_handler().may_restart, now=time.time())
 
 
 async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> JobSummary:

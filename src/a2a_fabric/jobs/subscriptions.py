@@ -18,11 +18,11 @@ import msgspec
 
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError
-from a2a_fabric.core.events import status
 from a2a_fabric.core.job import Job, JobEvent, JobFilter, JobSummary, NewJob, new_job_id
 from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import status
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.webhooks import DELIVERY_RETENTION, WEBHOOK_KIND
 

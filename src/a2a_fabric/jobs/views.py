@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import PRIORITY_NAMES, Job, JobEvent, JobSummary, translate_state
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result
 
 _TASK_CHARS, _CONTEXT_BYTES = 1000, 4000  # characters, bytes
 _TIMESTAMPS = ("run_at", "expires_at", "created_at", "updated_at", "started_at", "ended_at")

@@ -16,15 +16,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from a2a_fabric.core.call import Call, Input, Principal, Target
+from a2a_fabric.core.call import Call, Emit, Input, Principal, Target
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, Forbidden
-from a2a_fabric.core.events import status
-from a2a_fabric.core.job import Job, JobOutcome, JobSummary, NewJob, is_final_state
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.job import Job, JobSummary, NewJob
+from a2a_fabric.core.propagation import Trace, new_trace
+from a2a_fabric.core.result import Result, status
 from a2a_fabric.core.retry import RetryPolicy
 from a2a_fabric.core.stores import JobStore
-from a2a_fabric.core.trace import Trace, new_trace
 from a2a_fabric.jobs.settings import Webhook
 from a2a_fabric.jobs.views import render_job
 from a2a_fabric.outbound.guard import Guard
@@ -78,14 +76,8 @@ def check_webhook(webhook: Webhook, node_secret: str | None) -> dict[str, Any]:
     return {"url": webhook.url} if webhook.secret is None else {"url": webhook.url, "secret": webhook.secret}
 
 
-def add_webhook_delivery(outcome: JobOutcome, job: JobSummary) -> JobOutcome:
-    """Add the delivery job to a final outcome, so that both are written together."""
-    if "webhook" not in job.meta or not is_final_state(outcome.state):
-        return outcome
-    return replace(outcome, follow_ups=(*outcome.follow_ups, _delivery_for_job(job)))
-
-
-def _delivery_for_job(job: JobSummary) -> NewJob:
+def delivery_for_job(job: JobSummary) -> NewJob:
+    """The internal job that reports the end of this one."""
     context = {"job_id": job.job_id, "webhook": job.meta["webhook"]}
     return _make_delivery(f"hook_{job.job_id.removeprefix('job_')}", _trace_for_job(job), context)
 

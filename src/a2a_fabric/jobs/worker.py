@@ -1,6 +1,9 @@
-"""The job worker: claims jobs, runs them and renews their leases.
+"""The job worker: claims jobs, runs them, renews their leases, and recovers jobs whose worker is gone.
 
-The loops survive every store error and try again."""
+The loops survive every store error and try again. A job whose worker is gone is queued
+again or ended, which depends on whether the capability may be repeated. A node that has
+just started may not have asked the agent yet; then it holds the job for a while before
+it decides."""
 
 from __future__ import annotations
 
@@ -9,21 +12,35 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Self
 
-from a2a_fabric.core.errors import StoreError
-from a2a_fabric.core.job import ClaimRequest, HeartbeatReply, HoldRequest, Job, JobSummary
-from a2a_fabric.core.job_lifecycle import WorkerSlots
+from a2a_fabric.core.errors import JobNotFound, LeaseLost, StoreError
+from a2a_fabric.core.job import (
+    ClaimRequest,
+    HeartbeatReply,
+    HoldRequest,
+    Job,
+    JobSummary,
+    WorkerSlots,
+    decide_after_takeover,
+)
 from a2a_fabric.core.limits import DEFAULT_SHARE
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.stores import WORK_TOPIC, Store, WakeHandle, job_topic
+from a2a_fabric.core.stores import WORK_TOPIC, JobStore, Store, WakeHandle, job_topic
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.core.trace import new_id
-from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.reader import LocalState
-from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.jobs.recovery import LeaseRecovery
-from a2a_fabric.jobs.run import JobHandlers, JobListener, JobRun, run_handler
+from a2a_fabric.jobs.run import (
+    JobHandlers,
+    JobListener,
+    JobRun,
+    Recorder,
+    call_from_job,
+    decide_after_interruption,
+    release_job,
+    run_handler,
+)
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.webhooks import WEBHOOK_AGENT
 
@@ -33,6 +50,9 @@ _MAX_TICK = 2.0
 _FAILURE_PAUSE = 0.5
 _STOP_TIMEOUT = 5.0
 _LOG_INTERVAL = 30.0
+_DESCRIBE_TIMEOUT = 10.0  # seconds in which an agent that is online should have described itself
+_TAKEOVER_BATCH = 100
+_MAX_ATTEMPTS = 10  # a job whose worker dies each time may be the cause
 
 
 class Worker:
@@ -193,9 +213,7 @@ class Worker:
     def _start_job(self, job: Job) -> None:
         recorder = self.recorder(job)
         handler = self._handlers.find(job).handler
-        self.attach(
-            job, asyncio.create_task(run_handler(handler, outcomes.call_from_job(job), recorder.emit)), recorder
-        )
+        self.attach(job, asyncio.create_task(run_handler(handler, call_from_job(job), recorder.emit)), recorder)
 
     async def _maintain_leases(self) -> None:
         """Own leases come first: after a pause of this process its jobs need not be taken over."""
@@ -232,3 +250,60 @@ class Worker:
     async def _wait_for_tasks(self, seconds: float) -> None:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)
+
+
+class LeaseRecovery:
+    """`recover_abandoned` is called at intervals, at once if there may be more, and again after a StoreError."""
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        handlers: JobHandlers,
+        hold: HoldRequest,
+        listener: JobListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._handlers = handlers
+        self._hold = hold
+        self._listener = listener
+        self._clock = clock
+        self._undecided: dict[str, tuple[Job, float]] = {}  # with the moment when the decision is due
+
+    async def recover_abandoned(self) -> bool:
+        """Returns whether there may be more."""
+        await self._renew_leases()
+        abandoned = await self._jobs.take_over(self._hold, _TAKEOVER_BATCH)
+        for job in abandoned:
+            self._undecided[job.job_id] = (job, self._clock() + _DESCRIBE_TIMEOUT)
+        undecided = self._undecided.values()
+        await asyncio.gather(*(self._decide(job) for job, decide_by in undecided if self._can_decide(job, decide_by)))
+        return len(abandoned) == _TAKEOVER_BATCH
+
+    def _can_decide(self, job: Job, decide_by: float) -> bool:
+        return not _depends_on_repeat(job) or self._handlers.knows_repeatability(job) or self._clock() >= decide_by
+
+    async def _renew_leases(self) -> None:
+        """Keep the undecided jobs, except those that another worker has taken."""
+        if not self._undecided:
+            return
+        tokens = [job.fencing_token for job, _ in self._undecided.values()]
+        for reply in await self._jobs.heartbeat(tokens, self._hold.lease):
+            if not reply.is_held:
+                del self._undecided[reply.job_id]
+
+    async def _decide(self, job: Job) -> None:
+        job_handler = self._handlers.find(job)
+        may_repeat = job_handler.may_restart and job.attempt < max(_MAX_ATTEMPTS, job_handler.retry.max_attempts)
+        outcome = decide_after_interruption(job, may_repeat=may_repeat, now=time.time())
+        _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
+        with suppress(LeaseLost, JobNotFound):
+            self._listener.on_released(await release_job(self._jobs, job, outcome))
+        self._undecided.pop(job.job_id, None)
+
+
+def _depends_on_repeat(job: Job) -> bool:
+    """Whether the decision depends on `may_repeat`: not if the job never began, was cancelled, or has expired."""
+    now = time.time()
+    end_states = {decide_after_takeover(job, may_repeat=may_repeat, now=now).state for may_repeat in (False, True)}
+    return len(end_states) > 1

@@ -2,7 +2,10 @@
 
 Only the recipient is called, never a fallback. Delivery is at least once: after an
 interruption the message is delivered again, unless its capability forbids that. The
-first stored reply counts."""
+first stored reply counts.
+
+The call is made from the parts of the message: text parts are the task; a single JSON object
+is the arguments; all other parts are attached unchanged, including parts of unknown types."""
 
 from __future__ import annotations
 
@@ -12,24 +15,112 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, Conflict
+import msgspec
+
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import (
+    ATTACHMENTS,
+    Attachment,
+    Call,
+    Emit,
+    Handler,
+    Input,
+    attachment_from_part,
+)
+from a2a_fabric.core.capability_choice import CapabilityChoice, choose_unnamed_capability
+from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, CapabilityNotFound, Conflict
 from a2a_fabric.core.job import JobSummary
-from a2a_fabric.core.message import Message, NewMessage, Party, new_message_id
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.question import Questions
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.message import EXTENSION_KEY, Message, NewMessage, Party, new_message_id
+from a2a_fabric.core.result import Part, Questions, Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.core.store_calls import retry_store_call
-from a2a_fabric.core.stores import ConversationStore
+from a2a_fabric.core.stores import ConversationStore, retry_store_call
 from a2a_fabric.jobs.run import JobHandler
-from a2a_fabric.messages.content import metadata_from_result, parts_from_result
 from a2a_fabric.messages.conversations import ConversationSignals
 from a2a_fabric.messages.settings import MessageSettings
 
+ANSWER = "answer"
+
+
+def input_from_parts(parts: Sequence[Part], context: dict[str, Any] | None = None) -> Input:
+    """`context` holds arguments that were sent in addition to the parts."""
+    text = "\n".join(part.text for part in parts if is_plain_text(part) and part.text)
+    objects = [part for part in parts if _is_object(part)]
+    arguments = dict(objects[0].data) if len(objects) == 1 else {}
+    argument_parts = objects if len(objects) == 1 else []
+    attached_parts = [part for part in parts if not is_plain_text(part) and part not in argument_parts]
+    return Input(
+        task=text,
+        context={**arguments, **(context or {})},
+        attachments=tuple(attachment_from_part(part) for part in attached_parts),
+    )
+
+
+def split_input(call_input: Input, capability: Capability | None) -> Input:
+    """Take `task` and `attachments` out of the arguments, unless the capability has arguments of these names."""
+    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
+    remaining, task, attachments = dict(call_input.context), call_input.task, call_input.attachments
+    if not task and isinstance(remaining.get("task"), str) and "task" not in properties:
+        task = remaining.pop("task")
+    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
+        try:
+            attachments = (*attachments, *msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...]))
+            del remaining[ATTACHMENTS]
+        except msgspec.ValidationError:
+            pass  # the argument belongs to the agent, although it has this name
+    return Input(task=task, context=remaining, attachments=attachments)
+
+
+def is_plain_text(part: Part) -> bool:
+    """Named text is an attachment, not plain text."""
+    return part.kind == "text" and part.name is None and part.text is not None
+
+
+def _is_object(part: Part) -> bool:
+    is_plain = part.kind == "json" and part.name is None and EXTENSION_KEY not in part.meta
+    return is_plain and isinstance(part.data, dict)
+
+
+def parts_from_result(result: Result) -> tuple[Part, ...]:
+    """The parts of the result, with the answer first unless one of them contains it."""
+    if _contains_answer(result):
+        return result.parts
+    answer = result.data.get(ANSWER)
+    if isinstance(answer, str) and result.data.keys() == {ANSWER}:
+        return (Part(kind="text", text=answer), *result.parts)
+    return (Part(kind="json", data=result.data), *result.parts)
+
+
+def _contains_answer(result: Result) -> bool:
+    if not result.data:
+        return bool(result.parts)
+    text = "\n".join(part.text for part in result.parts if part.kind == "text" and part.text)
+    return result.data == {ANSWER: text} or any(part.data == result.data for part in result.parts)
+
+
+def choose_capability(manifest: Manifest, requested_name: str | None, call_input: Input) -> CapabilityChoice:
+    """The named capability, else the one that the rule for all doors chooses. Raises CapabilityNotFound."""
+    if requested_name is None:
+        return choose_unnamed_capability(manifest.capabilities, call_input)
+    capability = manifest.find_capability(requested_name)
+    if capability is None and manifest.capabilities:
+        raise CapabilityNotFound(manifest.agent_id, requested_name, [each.name for each in manifest.capabilities])
+    return CapabilityChoice(capability=capability or Capability(name=requested_name))
+
+
+def describe_choice(capability: str, reason: str | None) -> dict[str, Any]:
+    """For metadata: which capability answers, and why, if its name was not given."""
+    return {} if reason is None else {"capability": capability, "capability_reason": reason}
+
+
+def metadata_from_result(result: Result) -> dict[str, Any]:
+    """The notes and the fallback of a result, as metadata of its message."""
+    fields = {"notes": list(result.notes), "fallback": msgspec.to_builtins(result.fallback)}
+    return {name: value for name, value in fields.items() if value}
+
+
+QUESTION_KEY = "input_required"  # in the metadata of a message that asks something
 MESSAGE_META = "message"  # in a job's meta: the id of the message that it delivers
+CHOICE_META = "capability_reason"  # in a job's meta: why this capability was chosen
 _RETRY_UNTIL_EXPIRED = RetryPolicy(max_attempts=10**9, pause_seconds=0.5, factor=1.5, max_pause_seconds=15.0)
 _STORE_RETRY_SECONDS = 60.0
 _UNAVAILABLE = (": offline", ": busy")
@@ -63,7 +154,7 @@ class MessageDelivery:
                 result = await self._call_agent(call, emit)
             except AllAttemptsFailed as error:
                 raise _retryable_error(error) from error
-            await self._store_answer(message_id, job.agent_id, result)
+            await self._store_answer(message_id, job, result)
             return result
 
         return JobHandler(
@@ -73,15 +164,17 @@ class MessageDelivery:
             restarts=not is_repeat_forbidden,
         )
 
-    async def _store_answer(self, message_id: str, agent_id: str, result: Result) -> None:
+    async def _store_answer(self, message_id: str, job: JobSummary, result: Result) -> None:
         message = await retry_store_call(lambda: self._store.get(message_id), _STORE_RETRY_SECONDS)
         if message is None:
             return  # the message was pruned
         if result.asked is not None:
-            suffix = f":{hashlib.sha256(result.asked.continuation.encode()).hexdigest()[:16]}"
-            await self._store_reply(message, agent_id, suffix, *_parts_from_questions(result.asked))
+            suffix = question_suffix(result.asked.continuation)
+            parts, metadata = _parts_from_questions(result.asked)
         else:
-            await self._store_reply(message, agent_id, "", parts_from_result(result), metadata_from_result(result))
+            suffix, parts, metadata = "", parts_from_result(result), metadata_from_result(result)
+        metadata |= describe_choice(job.capability, job.meta.get(CHOICE_META))
+        await self._store_reply(message, job.agent_id, suffix, parts, metadata)
 
     async def _store_reply(
         self, message: Message, agent_id: str, suffix: str, parts: Sequence[Part], metadata: dict[str, Any]
@@ -104,9 +197,16 @@ class MessageDelivery:
         self._signals.post(message.conversation_id)
 
 
+REPLY_PREFIX = "re:"  # of the keys of agents' replies; no sender can choose such a key
+
+
 def reply_key(message_id: str, suffix: str = "") -> str:
-    """The key under which the sender finds the reply to a message."""
-    return f"re:{message_id}{suffix}"
+    """The key under which the sender finds the reply to a message, or with `question_suffix` a question about it."""
+    return f"{REPLY_PREFIX}{message_id}{suffix}"
+
+
+def question_suffix(continuation: str) -> str:
+    return f":{hashlib.sha256(continuation.encode()).hexdigest()[:16]}"
 
 
 def _parts_from_questions(asked: Questions) -> tuple[tuple[Part, ...], dict[str, Any]]:
@@ -114,7 +214,7 @@ def _parts_from_questions(asked: Questions) -> tuple[tuple[Part, ...], dict[str,
         key: {"kind": question.kind, "message": question.message, "schema": question.schema}
         for key, question in asked.questions.items()
     }
-    return (Part(kind="text", text=asked.message),), {"input_required": {"questions": rendered}}
+    return (Part(kind="text", text=asked.message),), {QUESTION_KEY: {"questions": rendered}}
 
 
 def _retryable_error(error: AllAttemptsFailed) -> AgentOffline | AllAttemptsFailed:

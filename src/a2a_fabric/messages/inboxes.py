@@ -22,13 +22,11 @@ from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.job import NORMAL
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.message import Delivery, InboxStatus, NewMessage, Party, PostResult, new_message_id
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_inbox, check_publish, check_send, check_subscribe, is_limited, may_know_topic
-from a2a_fabric.core.store_calls import call_store, retry_store_call
-from a2a_fabric.core.stores import ChangeNotices, MessageStore, inbox_topic
+from a2a_fabric.core.result import Part
+from a2a_fabric.core.stores import ChangeNotices, MessageStore, call_store, inbox_topic, retry_store_call
 from a2a_fabric.core.tasks import prune_forever
-from a2a_fabric.messages.conversations import ConversationSignals, derive_conversation_id
-from a2a_fabric.messages.senders import Senders
+from a2a_fabric.messages.conversations import ConversationSignals, Senders, derive_conversation_id
 from a2a_fabric.messages.settings import MessageSettings
 
 _RECOUNT_AFTER = 1.0

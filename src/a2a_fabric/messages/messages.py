@@ -14,29 +14,37 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, owner_from_principal
-from a2a_fabric.core.content import check_attachments
+from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, check_attachments, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_agent_name, check_scope, narrow_manifest
-from a2a_fabric.core.store_calls import retry_store_call
-from a2a_fabric.core.stores import MessageStore
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.propagation import Trace
+from a2a_fabric.core.result import Part
+from a2a_fabric.core.stores import MessageStore, retry_store_call
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.messages.content import choose_capability, input_from_parts
+from a2a_fabric.messages.answers import parse_answers
 from a2a_fabric.messages.conversations import (
     ConversationNotFound,
     ConversationSignals,
     MessageNotFound,
+    Senders,
     derive_conversation_id,
     derive_delivery_id,
 )
-from a2a_fabric.messages.delivery import MESSAGE_META, reply_key
-from a2a_fabric.messages.senders import Senders
+from a2a_fabric.messages.delivery import (
+    CHOICE_META,
+    MESSAGE_META,
+    QUESTION_KEY,
+    REPLY_PREFIX,
+    choose_capability,
+    describe_choice,
+    input_from_parts,
+    question_suffix,
+    reply_key,
+)
 from a2a_fabric.messages.settings import MessageSettings
 
 _SENDER_ID_PREFIX = "id:"  # of the key of a message that has an id of the sender's own
@@ -74,6 +82,13 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     job: JobSummary | None = None
 
 
+class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that delivers a message; `reason` says why it goes to this capability, if the message names none."""
+
+    call: Call
+    reason: str | None
+
+
 class Messages:
     def __init__(
         self,
@@ -98,6 +113,7 @@ class Messages:
     async def post(self, principal: Principal, trace: Trace, draft: MessageDraft) -> SentMessage:
         """Store the message and schedule its delivery. A repeated id or key returns the message that is stored already.
 
+        A message that replies to an agent's question answers it, and the delivery that asked goes on.
         Raises Forbidden, AgentNotFound, BadInput, Conflict, RateLimited, and the errors of `Jobs.admit`.
         """
         new_message = self._build_message(principal, draft)
@@ -106,9 +122,12 @@ class Messages:
                 check_scope(principal, f"message:{draft.recipient.id}")
             posted = await self._store_message(new_message, None)
             return SentMessage(message=posted.message, is_new=posted.is_new)
-        call = self._build_call(principal, trace, draft, new_message.conversation_id)
-        await self.jobs.admit(call)
-        posted = await self._store_message(new_message, call)
+        question = await self._find_question(principal, draft)
+        if question is not None:
+            return await self._post_answer(principal, new_message, question)
+        delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
+        await self.jobs.admit(delivery.call)
+        posted = await self._store_message(new_message, delivery)
         job = posted.job or await self.find_delivery(principal, posted.message)
         return SentMessage(message=posted.message, is_new=posted.is_new, job=job)
 
@@ -142,11 +161,12 @@ class Messages:
         return None if message is None else message.parts[0]
 
     async def find_delivery(self, principal: Principal, message: Message) -> Job | None:
-        """The job that delivers the message; only the owner of the message gets it."""
+        """The job that delivers the message, or that an answer lets go on; only the owner of the message gets it."""
         if not message.is_brought or message.owner != owner_from_principal(principal):
             return None
+        origin = await self._find_origin(message)
         with suppress(JobNotFound):
-            return await self.jobs.get(principal, derive_delivery_id(message.message_id))
+            return await self.jobs.get(principal, derive_delivery_id(origin.message_id))
         return None
 
     async def find_deliveries(self, principal: Principal, messages: Sequence[Message]) -> dict[str, Job]:
@@ -157,9 +177,64 @@ class Messages:
         return {message_id: job for message_id, job in jobs.items() if job is not None}
 
     async def find_reply(self, principal: Principal, message: Message) -> Message | None:
-        """The agent's reply to the message, or None if there is none yet."""
-        reply = await retry_store_call(lambda: self._store.find(message.owner, reply_key(message.message_id)))
+        """The agent's reply to the message, or its open question, or None if there is neither yet."""
+        origin = await self._find_origin(message)
+        reply = await retry_store_call(lambda: self._store.find(origin.owner, reply_key(origin.message_id)))
+        if reply is None:
+            job = await self.find_delivery(principal, origin)
+            questions = None if job is None else job.open_questions
+            if questions is not None:
+                key = reply_key(origin.message_id, question_suffix(questions.continuation))
+                reply = await retry_store_call(lambda: self._store.find(origin.owner, key))
         return reply if reply is not None and self._senders.may_read(principal, reply) else None
+
+    async def _find_origin(self, message: Message) -> Message:
+        """The message whose delivery asked what this one answers; the message itself if it is no answer."""
+        question = None
+        if message.is_brought and message.reply_to is not None:
+            question = await self._load_question(message.reply_to)
+        if question is None or question.reply_to is None or question.owner != message.owner:
+            return message
+        origin_id = question.reply_to
+        return await retry_store_call(lambda: self._store.get(origin_id)) or message
+
+    async def _load_question(self, message_id: str) -> Message | None:
+        message = await retry_store_call(lambda: self._store.get(message_id))
+        is_reply = message is not None and (message.key or "").startswith(REPLY_PREFIX)
+        return message if message is not None and is_reply and QUESTION_KEY in message.metadata else None
+
+    async def _find_question(self, principal: Principal, draft: MessageDraft) -> Message | None:
+        """The question of the recipient's that this message replies to."""
+        question = None if draft.reply_to is None else await self._load_question(draft.reply_to)
+        is_own = question is not None and question.owner == owner_from_principal(principal)
+        return question if question is not None and is_own and question.sender == draft.recipient else None
+
+    async def _post_answer(self, principal: Principal, new_message: NewMessage, question: Message) -> SentMessage:
+        """Raises BadInput for parts that answer nothing, Conflict for a question that is no longer open.
+
+        The message is stored first. If the node stops before the job has the answer, sending it again brings it there.
+        """
+        answer = msgspec.structs.replace(new_message, conversation_id=question.conversation_id)
+        origin_id, key = question.reply_to or "", answer.key
+        origin = await retry_store_call(lambda: self._store.get(origin_id))
+        job = None if origin is None else await self.find_delivery(principal, origin)
+        questions = None if job is None else job.open_questions
+        if questions is not None and question.key != reply_key(origin_id, question_suffix(questions.continuation)):
+            questions = None  # the agent asks something else by now
+        answers = None if questions is None else parse_answers(answer.parts, questions)
+        if answers is None and (key is None or await self._find_own(answer.owner, key) is None):
+            raise Conflict("This question is no longer open: it was answered, or its delivery has ended")
+        posted = await self._store_message(answer, None)
+        if job is not None and answers is not None:
+            await self.jobs.answer_named(principal, job.job_id, answers)
+        return SentMessage(
+            message=posted.message,
+            is_new=posted.is_new,
+            job=await self.find_delivery(principal, posted.message),
+        )
+
+    async def _find_own(self, owner: str, key: str) -> Message | None:
+        return await retry_store_call(lambda: self._store.find(owner, key))
 
     async def read_conversation(
         self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE_SIZE
@@ -229,7 +304,9 @@ class Messages:
             is_brought=draft.recipient.kind == "agent",
         )
 
-    def _build_call(self, principal: Principal, trace: Trace, draft: MessageDraft, conversation_id: str) -> Call:
+    def _build_delivery(
+        self, principal: Principal, trace: Trace, draft: MessageDraft, conversation_id: str
+    ) -> _Delivery:
         """Raises AgentNotFound, CapabilityNotFound, BadInput."""
         declared = self._find_agent(draft.recipient.id)
         manifest = None if declared is None else narrow_manifest(principal, declared)
@@ -238,29 +315,30 @@ class Messages:
             raise AgentNotFound(draft.recipient.id)
         call_input = input_from_parts(draft.parts)
         check_attachments(call_input)
-        capability = choose_capability(manifest, draft.capability, call_input)
+        choice = choose_capability(manifest, draft.capability, call_input)
         timeout_ms = self.jobs.settings.clamp_timeout(draft.timeout_ms)
-        return Call(
+        call = Call(
             trace=trace,
             auth=principal,
-            target=Target(agent_id=manifest.agent_id, capability=capability, timeout_ms=timeout_ms),
+            target=Target(agent_id=manifest.agent_id, capability=choice.capability.name, timeout_ms=timeout_ms),
             input=call_input,
             response=ResponseForm(stream=True),
             conversation_id=conversation_id,
             delegation_chain=draft.delegation_chain,
         )
+        return _Delivery(call=call, reason=choice.reason)
 
-    async def _store_message(self, new_message: NewMessage, call: Call | None) -> PostResult:
+    async def _store_message(self, new_message: NewMessage, delivery: _Delivery | None) -> PostResult:
         """If another owner has a message with the sender's id, a new id is stored, and the sender's id only as key."""
         try:
-            posted = await self._append(new_message, call)
+            posted = await self._append(new_message, delivery)
         except Conflict:
             owner, key = new_message.owner, new_message.key
             if key is None:
                 return await self._load_own(new_message)
             if await retry_store_call(lambda: self._store.find(owner, key)) is not None:
                 raise
-            posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), call)
+            posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), delivery)
         if posted.is_new:
             self._on_sent()
             self._signals.post(new_message.conversation_id)
@@ -275,17 +353,16 @@ class Messages:
             raise Conflict(f"There is already a message '{new_message.message_id[:64]}'")
         return PostResult(stored, True)
 
-    async def _append(self, new_message: NewMessage, call: Call | None) -> PostResult:
+    async def _append(self, new_message: NewMessage, delivery: _Delivery | None) -> PostResult:
         """Store the message and its delivery job in one write, so that neither exists without the other."""
-        job = (
-            None
-            if call is None
-            else self.jobs.draft_job(call, _delivery_options(new_message, self.settings.keep_seconds))
-        )
+        job = None
+        if delivery is not None:
+            options = _delivery_options(new_message, delivery.reason, self.settings.keep_seconds)
+            job = self.jobs.draft_job(delivery.call, options)
         return await retry_store_call(lambda: self._store.append(new_message, job))
 
 
-def _delivery_options(new_message: NewMessage, keep_seconds: float) -> JobOptions:
+def _delivery_options(new_message: NewMessage, reason: str | None, keep_seconds: float) -> JobOptions:
     """The options of the delivery job, which is kept as long as its message."""
     job_id = derive_delivery_id(new_message.message_id)
     return JobOptions(
@@ -295,7 +372,7 @@ def _delivery_options(new_message: NewMessage, keep_seconds: float) -> JobOption
         priority=new_message.priority,
         expires_at=new_message.expires_at,
         retention=keep_seconds,
-        meta={MESSAGE_META: new_message.message_id},
+        meta={MESSAGE_META: new_message.message_id, **({} if reason is None else {CHOICE_META: reason})},
     )
 
 
@@ -305,6 +382,7 @@ def render_delivery(job: JobSummary) -> dict[str, Any]:
         "status": _DELIVERY_STATUS.get(job.state, translate_state(job.state, "rest")),
         "task_id": job.job_id,
         "attempts": job.attempt,
+        **describe_choice(job.capability, job.meta.get(CHOICE_META)),
     }
     if job.error is not None:
         view["error"] = {"code": job.error.code, "message": job.error.message, "details": job.error.details}

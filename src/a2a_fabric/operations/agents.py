@@ -1,23 +1,25 @@
-"""Operations on agents: list, describe, preview a route, register, heartbeat, unregister, health history."""
+"""Operations on agents (list, describe, preview a route, register, heartbeat, unregister) and on health."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status, TrustTier
+from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import REGISTER_SCOPE
+from a2a_fabric.core.policy import REGISTER_SCOPE, acts_as_operator, is_limited, redact_health_reason
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments, TraceRef
+from a2a_fabric.operations.operation import OBJECT_SCHEMA, Operation, OperationRequest, TracedArguments, TraceRef
 from a2a_fabric.operations.views import (
     render_agent,
     render_agent_item,
@@ -28,8 +30,7 @@ from a2a_fabric.operations.views import (
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.registration_policy import TERMS_KEY
 from a2a_fabric.registry.registry import CatalogFilter
-
-_OBJECT: dict[str, Any] = {"type": "object"}
+from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
 
 class AgentFilterArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,33 +80,15 @@ class AgentOperations:
 
     def all(self) -> list[Operation[Any]]:
         list_schema = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
-        agent_schema = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
+        agent_schema = {"type": "object", "properties": {"agent": OBJECT_SCHEMA}, "required": ["agent"]}
         return [
-            Operation(
-                "fabric.agent.list",
-                "List the agents and what each can do.",
-                AgentListArguments,
-                self.list,
-                output=list_schema,
-                scopes=(),
-            ),
-            Operation(
-                "fabric.agent.describe",
-                "Describe one agent: capabilities with their schemas, health, trust.",
-                DescribeArguments,
-                self.describe,
-                output=agent_schema,
-                scopes=(),
-            ),
-            Operation(
-                "fabric.route.preview",
-                "Show who would answer a call, in which order, and why.",
-                PreviewArguments,
-                self.preview,
-                output=_OBJECT,
-                scopes=(),
-            ),
-        ]
+            Operation("fabric.agent.list", "List the agents and what each can do.", AgentListArguments, self.list,
+                      output=list_schema, scopes=()),
+            Operation("fabric.agent.describe", "Describe one agent: capabilities with their schemas, health, trust.",
+                      DescribeArguments, self.describe, output=agent_schema, scopes=()),
+            Operation("fabric.route.preview", "Show who would answer a call, in which order, and why.",
+                      PreviewArguments, self.preview, scopes=()),
+        ]  # fmt: skip
 
     async def list(self, arguments: AgentListArguments, request: OperationRequest, emit: Emit) -> Result:
         changes = self._gateway.registry.changes
@@ -239,42 +222,16 @@ class RegistrationOperations:
         }
         health_schema = {"type": "object", "properties": {"uptime": {"type": "object"}, "checks": {"type": "array"}}}
         return [
-            Operation(
-                "fabric.agent.register",
-                "Register an agent, or register it anew: any caller can then reach it.",
-                RegisterArguments,
-                self.register,
-                output=done_schema,
-                scopes=(REGISTER_SCOPE,),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.agent.heartbeat",
-                "Renew the lease of an agent that you registered.",
-                HeartbeatArguments,
-                self.heartbeat,
-                output=done_schema,
-                scopes=(REGISTER_SCOPE,),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.agent.unregister",
-                "Take back an agent that you registered; the node's own key: any.",
-                UnregisterArguments,
-                self.unregister,
-                output=done_schema,
-                scopes=(REGISTER_SCOPE,),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.agent.health",
-                "Show an agent's uptime and its latest health checks.",
-                AgentHealthArguments,
-                self.health,
-                output=health_schema,
-                scopes=(),
-            ),
-        ]
+            Operation("fabric.agent.register", "Register an agent, or register it anew: any caller can then reach it.",
+                      RegisterArguments, self.register, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
+            Operation("fabric.agent.heartbeat", "Renew the lease of an agent that you registered.", HeartbeatArguments,
+                      self.heartbeat, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
+            Operation("fabric.agent.unregister", "Take back an agent that you registered; the node's own key: any.",
+                      UnregisterArguments, self.unregister, output=done_schema, scopes=(REGISTER_SCOPE,),
+                      read_only=False),
+            Operation("fabric.agent.health", "Show an agent's uptime and its latest health checks.",
+                      AgentHealthArguments, self.health, output=health_schema, scopes=()),
+        ]  # fmt: skip
 
     async def register(self, arguments: RegisterArguments, request: OperationRequest, emit: Emit) -> Result:
         registration = await self._registrar.register(
@@ -325,3 +282,59 @@ def _parse_capability(value: dict[str, Any] | str) -> Capability:
         return msgspec.convert({"name": value} if isinstance(value, str) else value, Capability)
     except msgspec.ValidationError as exc:
         raise BadInput(f"Bad capability: {exc}", field="capabilities") from exc
+
+
+_HIDDEN_PROBLEM = "The operator sees why"
+
+
+class NoArguments(TracedArguments, frozen=True, kw_only=True):
+    pass
+
+
+class HealthOperations:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def all(self) -> list[Operation[Any]]:
+        text = "Show how the node, its registry and its agents are."
+        return [Operation("fabric.health", text, NoArguments, self.health, scopes=())]
+
+    async def health(self, arguments: NoArguments, request: OperationRequest, emit: Emit) -> Result:
+        return Result(data=render_health(self._gateway, request.principal))
+
+
+def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+    """Counts only the agents and tools that this caller may call. Only the operator reads problems in detail."""
+    registry = gateway.registry
+    catalog = registry.visible_to(principal)
+    counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
+    offline: dict[str, str | None] = {}
+    for manifest in catalog.agents:
+        health = registry.health.get(manifest.agent_id)
+        counts[health.status] += 1
+        if health.error is not None:
+            offline[manifest.agent_id] = redact_health_reason(health, principal)
+    problems, notices = registry.errors, gateway.list_notices(principal)
+    return {
+        **({"notices": notices} if notices else {}),
+        "ok": True,
+        "registry": "degraded" if problems else "ok",
+        "runtimes": counts,
+        "tools": {
+            "builtin_count": len(catalog.tools),
+            "available": [m.agent_id for m in catalog.tools if m.metadata.get("enabled", True)],
+        },
+        "agents": {"count": len(catalog.agents), "errors": offline},
+        "problems": _visible_problems(problems, principal),
+        "version": PROTOCOL_VERSION,
+        "software_version": __version__,
+        "node_id": gateway.node_id,
+        "uptime_seconds": round(time.time() - gateway.started_at, 3),
+    }
+
+
+def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
+    """The operator reads all problems, other callers only that there are some, and callers with scopes none."""
+    if acts_as_operator(principal):
+        return problems
+    return {} if is_limited(principal) else {PurePath(name).name: _HIDDEN_PROBLEM for name in problems}

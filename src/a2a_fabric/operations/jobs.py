@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from a2a_fabric.core.call import Emit
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobState
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answer
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Answer, Result
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.views import event_from_log, handle_from_job, render_job, render_request
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
@@ -22,7 +21,6 @@ _JOB: dict[str, Any] = {
     "required": ["job_id", "state", "status"],
 }
 _LIST: dict[str, Any] = {"type": "object", "properties": {"jobs": {"type": "array"}, "count": {"type": "integer"}}}
-_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class JobIdArguments(TracedArguments, frozen=True, kw_only=True):
@@ -62,9 +60,9 @@ class JobOperations:
         return [
             Operation("fabric.job.status", "Show how a job is.", JobIdArguments, self.status, output=_JOB, scopes=()),
             Operation("fabric.job.stream", "Follow a job's events from any number until its end, then its result.",
-                      StreamArguments, self.stream, output=_OBJECT, scopes=()),
+                      StreamArguments, self.stream, scopes=()),
             Operation("fabric.job.result", "Give a job's result, if it has ended.", ResultArguments, self.result,
-                      output=_OBJECT, scopes=()),
+                      scopes=()),
             Operation("fabric.job.list", "List your jobs, newest first.", JobListArguments, self.list, output=_LIST,
                       scopes=()),
             Operation("fabric.job.cancel", "Cancel a job; its agent is told.", JobIdArguments, self.cancel, output=_JOB,

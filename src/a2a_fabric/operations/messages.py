@@ -11,24 +11,21 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import AGENT_ID_PATTERN
+from a2a_fabric.core.agent import AGENT_ID_PATTERN, LINE_PATTERN
+from a2a_fabric.core.call import Emit
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.message import Delivery, Message, Party
-from a2a_fabric.core.part import AnyJSON, Part
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import AnyJSON, Part, Result, format_timestamp
 from a2a_fabric.messages.inboxes import InboxDraft, Inboxes
 from a2a_fabric.messages.messages import Messages, public_message_id, render_delivery
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 _TYPE, _CORRELATION, _TTL = "message_type", "correlation_id", "ttl_seconds"
-_OBJECT: dict[str, Any] = {"type": "object"}
 _MAX_BLOCK_MS = 60_000
 
 AgentName = Annotated[str, Meta(max_length=128, pattern=AGENT_ID_PATTERN)]
-TopicName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+TopicName = Annotated[str, Meta(min_length=1, max_length=256, pattern=LINE_PATTERN)]
 ShortText = Annotated[str, Meta(min_length=1, max_length=256)]
 MessagePriority = Annotated[
     Annotated[int, Meta(ge=1, le=4)] | JobPriority,
@@ -101,85 +98,25 @@ class MessageOperations:
 
     def all(self) -> list[Operation[Any]]:
         return [
-            Operation(
-                "fabric.message.send",
-                "Put a message into an agent's inbox.",
-                SendArguments,
-                self.send,
-                output=_OBJECT,
-                scopes=("message", "agent"),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.receive",
-                "Fetch what waits in an inbox; acknowledge it, or it comes again.",
-                ReceiveArguments,
-                self.receive,
-                output=_OBJECT,
-                scopes=(),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.acknowledge",
-                "Be done with messages that you received.",
-                AcknowledgeArguments,
-                self.acknowledge,
-                output=_OBJECT,
-                scopes=(),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.publish",
-                "Put a message into every inbox that subscribed to a topic.",
-                PublishArguments,
-                self.publish,
-                output=_OBJECT,
-                scopes=("topic", "publish"),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.queue_status",
-                "Show how much waits in an inbox.",
-                InboxArguments,
-                self.queue_status,
-                output=_OBJECT,
-                scopes=(),
-            ),
-            Operation(
-                "fabric.message.status",
-                "Show what became of a message that was sent to an agent, and why.",
-                StatusArguments,
-                self.delivery_status,
-                output=_OBJECT,
-                scopes=(),
-            ),
-            Operation(
-                "fabric.message.subscribe",
-                "Let an inbox get what is published under a topic.",
-                SubscribeArguments,
-                self.subscribe,
-                output=_OBJECT,
-                scopes=("topic", "subscribe"),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.unsubscribe",
-                "Let an inbox get it no longer.",
-                SubscribeArguments,
-                self.unsubscribe,
-                output=_OBJECT,
-                scopes=("topic", "subscribe"),
-                read_only=False,
-            ),
-            Operation(
-                "fabric.message.topics",
-                "List the topics that have subscribers.",
-                TopicsArguments,
-                self.topics,
-                output=_OBJECT,
-                scopes=("topic", "publish", "subscribe"),
-            ),
-        ]
+            Operation("fabric.message.send", "Put a message into an agent's inbox.", SendArguments, self.send,
+                      scopes=("message", "agent"), read_only=False),
+            Operation("fabric.message.receive", "Fetch what waits in an inbox; acknowledge it, or it comes again.",
+                      ReceiveArguments, self.receive, scopes=(), read_only=False),
+            Operation("fabric.message.acknowledge", "Be done with messages that you received.", AcknowledgeArguments,
+                      self.acknowledge, scopes=(), read_only=False),
+            Operation("fabric.message.publish", "Put a message into every inbox that subscribed to a topic.",
+                      PublishArguments, self.publish, scopes=("topic", "publish"), read_only=False),
+            Operation("fabric.message.queue_status", "Show how much waits in an inbox.", InboxArguments,
+                      self.queue_status, scopes=()),
+            Operation("fabric.message.status", "Show what became of a message that was sent to an agent, and why.",
+                      StatusArguments, self.delivery_status, scopes=()),
+            Operation("fabric.message.subscribe", "Let an inbox get what is published under a topic.",
+                      SubscribeArguments, self.subscribe, scopes=("topic", "subscribe"), read_only=False),
+            Operation("fabric.message.unsubscribe", "Let an inbox get it no longer.", SubscribeArguments,
+                      self.unsubscribe, scopes=("topic", "subscribe"), read_only=False),
+            Operation("fabric.message.topics", "List the topics that have subscribers.", TopicsArguments, self.topics,
+                      scopes=("topic", "publish", "subscribe")),
+        ]  # fmt: skip
 
     async def send(self, arguments: SendArguments, request: OperationRequest, emit: Emit) -> Result:
         draft = _build_draft(arguments, arguments.payload)

@@ -9,17 +9,17 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import MaybeChain
-from a2a_fabric.core.errors import BadInput, Forbidden
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import has_scope_kind
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.agent import to_portable_schema
+from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.errors import BadInput, OutOfScope
+from a2a_fabric.core.policy import has_scope_kind, is_known_scope
+from a2a_fabric.core.propagation import MaybeChain, Trace
+from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.jobs.settings import JobOptions
 
 A = TypeVar("A")
+
+OBJECT_SCHEMA: dict[str, Any] = {"type": "object"}
 
 
 class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +82,8 @@ class Operation(Generic[A]):
         arguments: type[A],
         handler: Callable[[A, OperationRequest, Emit], Awaitable[Result]],
         *,
-        output: dict[str, Any],
         scopes: tuple[str, ...],
+        output: dict[str, Any] = OBJECT_SCHEMA,
         is_call: bool = False,
         read_only: bool = True,
     ) -> None:
@@ -109,7 +109,8 @@ class Operation(Generic[A]):
         """Decode the arguments straight into their struct; raises Forbidden, and BadInput naming the field."""
         if self.scopes and not self.is_open_to(principal):
             needed = " or ".join(f"`{kind}`" for kind in self.scopes)
-            raise Forbidden(f"{self.name} needs a scope of the kind {needed}", tool=self.name)
+            scope = self.scopes[0] if is_known_scope(self.scopes[0]) else f"{self.scopes[0]}:*"
+            raise OutOfScope(f"{self.name} needs a scope of the kind {needed}", scope, tool=self.name)
         arguments = decode_arguments(self._decoder, raw, self.name)
 
         fields: Any = arguments
@@ -145,7 +146,7 @@ def _describe_pattern(message: str) -> str:
 @cache
 def build_plain_schema(kind: Any) -> dict[str, Any]:
     """The JSON Schema of a struct, with its top level inlined. Callers must not change it."""
-    schema = msgspec.json.schema(kind)
+    schema = to_portable_schema(msgspec.json.schema(kind))
     definitions = schema.get("$defs", {})
     top = definitions.pop(kind.__name__, schema) if "$ref" in schema else schema
     return {**top, "$defs": definitions} if definitions else dict(top)

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, Manifest, TrustTier
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import AccessKey, list_visible_tiers, make_access_key
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.search import (
@@ -73,15 +72,10 @@ class SearchOperations:
     def all(self) -> list[Operation[Any]]:
         result_schema = {"type": "object", "properties": {"results": {"type": "array"}, "count": {"type": "integer"}}}
         return [
-            Operation(
-                "fabric.agent.search",
-                "Find agents for a question in words: the best first, each with its score and why.",
-                AgentSearchArguments,
-                self.search,
-                output=result_schema,
-                scopes=(),
-            )
-        ]
+            Operation("fabric.agent.search",
+                      "Find agents for a question in words: the best first, each with its score and why.",
+                      AgentSearchArguments, self.search, output=result_schema, scopes=()),
+        ]  # fmt: skip
 
     async def search(self, arguments: AgentSearchArguments, request: OperationRequest, emit: Emit) -> Result:
         tiers = tuple(tier for tier in list_visible_tiers(request.principal) if arguments.trust_tier in (None, tier))
@@ -100,7 +94,8 @@ class SearchOperations:
         """The index of the agents that this caller may see. The update lets other tasks run in between."""
         registry = self._gateway.registry
         async with self._lock:
-            if principal.scp is None and principal.cap is None:  # every index separates the tiers
+            # Every index separates the tiers.
+            if principal.scp is None and principal.cap is None and not principal.views:
                 await self._index.update(registry.catalog.agents)
                 return self._index.index
             access_key = make_access_key(principal)

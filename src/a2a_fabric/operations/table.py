@@ -7,27 +7,35 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import UnknownOperation
+from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.registration import Registration
+from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.logins.logins import Logins
 from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import Messages
-from a2a_fabric.operations.agents import AgentOperations, RegistrationOperations
-from a2a_fabric.operations.calls import CallOperations
-from a2a_fabric.operations.health import HealthOperations
+from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
+from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
 from a2a_fabric.operations.jobs import JobOperations
+from a2a_fabric.operations.logins import LoginOperations
 from a2a_fabric.operations.messages import MessageOperations
-from a2a_fabric.operations.operation import Operation, PreparedOperation
+from a2a_fabric.operations.operation import Operation, OperationRequest, PreparedOperation
 from a2a_fabric.operations.search import SearchOperations
-from a2a_fabric.operations.tools import PREFIX, ToolOperations
 from a2a_fabric.registry.registration import Registrar
 
 
 class Operations:
     def __init__(
-        self, gateway: Gateway, jobs: Jobs, registrar: Registrar, inboxes: Inboxes, messages: Messages
+        self,
+        gateway: Gateway,
+        jobs: Jobs,
+        registrar: Registrar,
+        inboxes: Inboxes,
+        messages: Messages,
+        logins: Logins,
     ) -> None:
         calls = CallOperations(gateway, jobs)
         self._registrar = registrar
@@ -43,14 +51,23 @@ class Operations:
             self._tools,
         )
         self.prepare_tool = self._tools.prepare_tool  # for doors that list tools under their own names
-        self._by_name: dict[str, Operation[Any]] = {op.name: op for group in groups for op in group.all()}
+        self._listed: list[Operation[Any]] = [op for group in groups for op in group.all()]
+        # Logins are for people at a command line. They are no tools: each would cost every model's context.
+        by_people = LoginOperations(gateway, logins).all()
+        self._by_name: dict[str, Operation[Any]] = {op.name: op for op in (*self._listed, *by_people)}
 
     def __iter__(self) -> Iterator[Operation[Any]]:
-        return iter(self._by_name.values())
+        """The operations that are listed as tools."""
+        return iter(self._listed)
 
     def find_registration(self, agent_id: str) -> Registration | None:
         """The registration of an agent as this node has cached it, without asking the store."""
         return self._registrar.find_local_registration(agent_id)
+
+    async def run(self, name: str, arguments: dict[str, Any], principal: Principal, trace: Trace) -> Result:
+        """Run an operation that is not a call. Raises the errors of `prepare`, and those of the operation."""
+        prepared = self.prepare(name, msgspec.Raw(msgspec.json.encode(arguments)), principal)
+        return await prepared.run(OperationRequest(trace=trace, principal=principal), ignore_event)
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         """Check a request without running it. Raises UnknownOperation, BadInput, Forbidden."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.redaction import redact_endpoint, redact_health_reason, redact_metadata, redact_reason
+from a2a_fabric.core.policy import redact_endpoint, redact_health_reason, redact_metadata, redact_reason
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import RoutePlan
 from a2a_fabric.registry.registration_policy import TERMS_KEY, read_terms
@@ -100,6 +100,7 @@ def render_capability(capability: Capability) -> dict[str, Any]:
     return {
         **render_capability_item(capability),
         **bounds,
+        **({"default": True} if capability.default else {}),
         "input_schema": capability.input_schema or {},
         "output_schema": capability.output_schema or {},
         "idempotent": capability.idempotent,

@@ -1,6 +1,6 @@
 """OutboundClient, the implementation of the HTTP port, built for many small requests to few servers.
 
-This module renders the request head; `pool` provides a connection (through `connector` if a new one is
+The client renders the request head, its pool provides a connection (through the connector if a new one is
 needed), and `connection` sends the request and parses the reply. Header names are checked once per set of
 names and kept as a template; values are checked with one scan per request. A request is never sent twice: if
 a kept-alive connection breaks, that is Interrupted; idle connections are closed before servers usually close
@@ -10,23 +10,304 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
+import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import cache
+from ipaddress import ip_address
 from ssl import SSLContext
 from types import TracebackType
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.outbound.connection import Connection, HTTPStreamedReply
-from a2a_fabric.outbound.connector import Connector, make_client_context
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.pool import ConnectionPool, Origin
-from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPReply, StreamedReply
-from a2a_fabric.outbound.url import Url, parse_url
+from a2a_fabric.outbound.guard import Guard, Url, look_up_addresses, parse_url
+from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPReply, Interrupted, StreamedReply
 from a2a_fabric.version import __version__
+
+
+def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: bool) -> ssl.SSLContext:
+    """Trusts the system's authorities and those of `ca`; presents `client_cert` (chain and key) to servers that ask."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    if ca is not None:
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    if client_cert is not None:
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # `ssl` reads only files; this one is private
+            file.write(client_cert)
+            file.flush()
+            context.load_cert_chain(file.name)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+DNS_CACHE_SECONDS = 10.0  # seconds for which the addresses of a host are used again
+MAX_CACHED_HOSTS = 1024
+
+
+class Connector:
+    """Looks up a host, checks its addresses and tries one after the other. Belongs to one event loop.
+
+    Only addresses that the lookup returned and the guard allows are connected to, never the name; TLS still
+    requires a certificate for the name.
+    """
+
+    def __init__(self, guard: Guard | None, timeout: float, tls: Callable[[], ssl.SSLContext]) -> None:
+        self._resolve = guard.resolve_addresses if guard else _resolve_unguarded
+        self._timeout = timeout
+        self._tls = tls
+        self._dns_cache: dict[str, tuple[float, list[str]]] = {}
+
+    async def connect(self, url: Url, make: Callable[[], Connection]) -> Connection:
+        """Raises ConnectFailed, or AddressRefused, which is one."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._connect_first(url, make, await self._look_up(url))
+        except TimeoutError as exc:
+            raise ConnectFailed(f"No connection to {url.host} within {self._timeout:g} s") from exc
+
+    async def _look_up(self, url: Url) -> list[str]:
+        now = asyncio.get_running_loop().time()
+        expires_at, addresses = self._dns_cache.get(url.host, (0.0, []))
+        if expires_at <= now:
+            addresses = await self._resolve(url.host, url.port)
+            if len(self._dns_cache) >= MAX_CACHED_HOSTS:
+                self._dns_cache.clear()
+            self._dns_cache[url.host] = (now + DNS_CACHE_SECONDS, addresses)
+        return addresses
+
+    async def _connect_first(self, url: Url, make: Callable[[], Connection], addresses: list[str]) -> Connection:
+        """Connect to the first address that answers. Each gets an equal share of the time left."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._timeout
+        failure: Exception | None = None
+        for number, address in enumerate(addresses):
+            share = (ends_at - loop.time()) / (len(addresses) - number)
+            try:
+                async with asyncio.timeout(share):
+                    return await self._attempt(url, address, make())
+            except (OSError, ValueError) as exc:  # ValueError: a host name that TLS does not accept
+                failure = exc
+        self._dns_cache.pop(url.host, None)  # the host may have moved
+        reason = str(failure) or f"no answer within {self._timeout:g} s"
+        raise ConnectFailed(f"No connection to {url.host}: {reason}") from failure
+
+    async def _attempt(self, url: Url, address: str, connection: Connection) -> Connection:
+        is_tls = url.scheme == "https"
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                address,
+                url.port,
+                ssl=self._tls() if is_tls else None,
+                server_hostname=url.server_name if is_tls else None,
+            )
+        except BaseException:
+            connection.discard()
+            raise
+        if connection.is_closing:
+            raise ConnectionError("closed as soon as it was made")
+        return connection
+
+
+async def _resolve_unguarded(host: str, port: int) -> list[str]:
+    try:
+        return [str(ip_address(host))]
+    except ValueError:
+        pass
+    try:
+        return await asyncio.to_thread(look_up_addresses, host, port)
+    except (OSError, UnicodeError) as exc:
+        raise ConnectFailed(f"No address for {host}: {exc}") from exc
+
+
+MAX_IDLE_PER_ORIGIN = 256
+CLOSING_STEPS = 100
+
+
+class Origin:
+    """One scheme, host and port, and the idle connections to it."""
+
+    __slots__ = ("__weakref__", "idle", "url")
+
+    def __init__(self, url: Url) -> None:
+        self.url = url
+        self.idle: list[Connection] = []  # last in, first out
+
+
+class ConnectionPool:
+    """A request gets an idle connection of its origin, a new one, or a place in the queue. Belongs to one event loop.
+
+    A slot is the right to have one connection. It is taken before connecting and returned when the connection
+    is closed; if a request is queued, the slot goes straight to it. So idle connections and free slots exist
+    only while the queue is empty.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connector: Connector, max_connections: int, idle_timeout: float
+    ) -> None:
+        self._loop = loop
+        self._connector = connector
+        self._deadlines = DeadlineSweep(loop)
+        self._idle_timeout = idle_timeout
+        self._slots = max_connections
+        self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()
+        self._connections: set[Connection] = set()
+        self._idle: dict[Connection, float] = {}  # idle since when; oldest first
+        self._queue: deque[tuple[Origin, asyncio.Future[Connection | None]]] = deque()
+        self._is_closed = False
+        self._is_sweeping = False
+
+    def get_origin(self, url: Url) -> Origin:
+        key = (url.scheme, url.host, url.port)
+        origin = self._origins.get(key)
+        if origin is None:
+            origin = self._origins[key] = Origin(url)
+        return origin
+
+    def take_idle(self, origin: Origin) -> Connection | None:
+        while origin.idle:
+            connection = origin.idle.pop()
+            idle_since = self._idle.pop(connection)
+            if connection.is_usable and self._loop.time() - idle_since < self._idle_timeout:
+                return connection
+            connection.discard()
+        return None
+
+    async def get_connection(self, origin: Origin) -> Connection:
+        """Raises ConnectFailed. Waits without a limit: the caller applies the deadline."""
+        while True:
+            connection = self.take_idle(origin)
+            if connection is None and not self._try_take_slot():
+                connection = await self._wait_in_queue(origin)
+            if connection is None:
+                return await self._open_connection(origin)
+            if connection.is_usable:
+                return connection
+            connection.discard()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        while self._queue:
+            waiter = self._queue.popleft()[1]
+            if not waiter.done():
+                waiter.set_exception(ConnectFailed("The client is closed"))
+        for connection in list(self._connections):
+            connection.close(Interrupted("The client was closed"))
+        for _ in range(CLOSING_STEPS):
+            if self._connections:
+                await asyncio.sleep(0)
+
+    # Called by connections
+
+    def on_free(self, connection: Connection) -> None:
+        origin: Origin = connection.origin
+        if self._queue:
+            self._assign_to_waiter(connection)
+        elif len(origin.idle) >= MAX_IDLE_PER_ORIGIN:
+            connection.discard()
+        else:
+            origin.idle.append(connection)
+            self._idle[connection] = self._loop.time()
+            if not self._is_sweeping:
+                self._is_sweeping = True
+                self._loop.call_later(self._idle_timeout, self._sweep)
+
+    def on_closed(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return  # the connection never held a slot
+        self._connections.remove(connection)
+        if self._idle.pop(connection, None) is not None:
+            connection.origin.idle.remove(connection)
+        self._return_slot()
+
+    # Slots and the queue
+
+    def _try_take_slot(self) -> bool:
+        if self._slots > 0:
+            self._slots -= 1
+            return True
+        if self._idle:
+            self._discard_idle(next(iter(self._idle)))  # frees a slot soon; the request queues until then
+        return False
+
+    def _discard_idle(self, connection: Connection) -> None:
+        del self._idle[connection]
+        connection.origin.idle.remove(connection)
+        connection.discard()
+
+    def _return_slot(self) -> None:
+        while self._queue:
+            waiter = self._queue.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._slots += 1
+
+    def _assign_to_waiter(self, connection: Connection) -> None:
+        """Give it to the first request in the queue; if that goes to another origin, give it the slot instead."""
+        while self._queue and self._queue[0][1].done():
+            self._queue.popleft()
+        if not self._queue:
+            self.on_free(connection)
+        elif self._queue[0][0] is connection.origin:
+            self._queue.popleft()[1].set_result(connection)
+        else:
+            connection.discard()
+
+    async def _wait_in_queue(self, origin: Origin) -> Connection | None:
+        """A connection to `origin`, or None for a slot."""
+        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        self._queue.append((origin, waiter))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                with suppress(ValueError):  # a connection or slot that was just freed has removed it
+                    self._queue.remove((origin, waiter))
+            elif waiter.exception() is None:
+                if (granted := waiter.result()) is None:
+                    self._return_slot()
+                elif not granted.is_closing:
+                    self.on_free(granted)
+            raise
+
+    async def _open_connection(self, origin: Origin) -> Connection:
+        """Open a connection; the caller has taken a slot. If opening fails, the slot is returned."""
+        try:
+            if self._is_closed:
+                raise ConnectFailed("The client is closed")
+            connection = await self._connector.connect(
+                origin.url, lambda: Connection(self._loop, self._deadlines, self, origin)
+            )
+        except BaseException:
+            self._return_slot()
+            raise
+        self._connections.add(connection)
+        if self._is_closed:
+            connection.discard()
+            raise ConnectFailed("The client is closed")
+        return connection
+
+    def _sweep(self) -> None:
+        """Close connections idle for too long: the server is about to close them, perhaps just as we send."""
+        too_old = self._loop.time() - self._idle_timeout
+        for connection, idle_since in list(self._idle.items()):
+            if idle_since > too_old:
+                break
+            self._discard_idle(connection)
+        self._is_sweeping = bool(self._idle) and not self._is_closed
+        if self._is_sweeping:
+            self._loop.call_later(self._idle_timeout / 4, self._sweep)
+
 
 MAX_TEMPLATES = 512
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
@@ -37,16 +318,6 @@ _CLIENT_HEADERS = frozenset(
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})  # these send a content-length even if it is 0
 _templates: dict[tuple[str, ...], str] = {}
 _as_json = msgspec.json.Encoder().encode
-
-
-def render_head_start(method: str, url: Url) -> str:
-    if not _TOKEN.fullmatch(method) or method == "CONNECT":
-        raise ConnectFailed(f"{method[:20]!r} is not an HTTP method that can be sent")
-    return f"{method} {url.target} HTTP/1.1\r\nhost: {url.authority}\r\n"
-
-
-def render_bodyless_end(method: str) -> str:
-    return "content-length: 0\r\n\r\n" if method in _BODY_METHODS else "\r\n"
 
 
 def render_headers(headers: Mapping[str, str]) -> str:
@@ -200,8 +471,11 @@ class OutboundClient:
 
     def _prepare(self, method: str, url: str) -> _PreparedRequest:
         parsed = self._guard.check_url(url) if self._guard else parse_url(url)
-        start = render_head_start(method, parsed)
-        prepared = _PreparedRequest(self._pool.get_origin(parsed), start, render_bodyless_end(method), method == "HEAD")
+        if not _TOKEN.fullmatch(method) or method == "CONNECT":
+            raise ConnectFailed(f"{method[:20]!r} is not an HTTP method that can be sent")
+        start = f"{method} {parsed.target} HTTP/1.1\r\nhost: {parsed.authority}\r\n"
+        end = "content-length: 0\r\n\r\n" if method in _BODY_METHODS else "\r\n"
+        prepared = _PreparedRequest(self._pool.get_origin(parsed), start, end, method == "HEAD")
         if len(self._prepared) >= MAX_PREPARED:
             self._prepared.clear()
         if len(url) <= MAX_PREPARED_URL_LENGTH:

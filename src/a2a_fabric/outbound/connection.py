@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from a2a_fabric.core.deadline import DeadlineSweep
+from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.outbound.port import DeadlineExceeded, HTTPReply, Interrupted, OutboundError, ReplyTooLarge
 
 MAX_QUEUED_BYTES = 256 * 1024  # beyond this, reading from the server pauses

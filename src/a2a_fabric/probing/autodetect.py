@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import cancel_and_wait

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.probing.addresses import is_mcp_server, mcp_server_info
 from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbedAgentInfo, ProbeReport, first_text, one_line
-from a2a_fabric.probing.protocols import is_mcp_server, mcp_server_info
 from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, is_error_reply, read_result
-from a2a_fabric.protocols.mcp.versions import INITIALIZE_REQUEST
+from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, build_environment, read_lines
 from a2a_fabric.version import __version__
 

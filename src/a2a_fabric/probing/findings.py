@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -93,14 +93,6 @@ def build_entry(agent_id: str, runtime: str, endpoint: dict[str, Any], descripti
 def suggest_agent_id(finding: Finding) -> str:
     """A valid id from the agent's own name, or else from its address."""
     return _make_valid(finding.name) or _make_valid(_name_from_endpoint(finding.endpoint)) or "agent"
-
-
-def make_unique(name: str, taken: Collection[str]) -> str:
-    number, candidate = 1, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate
 
 
 def _make_valid(name: str) -> str:

@@ -8,12 +8,14 @@ and scopes share one view, built on first use after each change of the catalog."
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 from a2a_fabric.core.agent import Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import AccessKey, is_limited, make_access_key, narrow_manifests
+from a2a_fabric.registry.tool_choice import ToolTranslation
 
 
 class Catalog:
@@ -23,8 +25,14 @@ class Catalog:
     its owner, so that no agent joins the pool of another owner.
     """
 
-    def __init__(self, manifests: Iterable[Manifest] = (), discovered: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        manifests: Iterable[Manifest] = (),
+        discovered: Collection[str] = (),
+        translations: Mapping[str, ToolTranslation] = MappingProxyType({}),
+    ) -> None:
         self._discovered = frozenset(discovered)
+        self.translations = translations  # of the agents whose tools are listed under other names, or not all
         self._by_id: dict[str, Manifest] = {}
         for manifest in manifests:
             self._by_id.setdefault(manifest.agent_id, manifest)

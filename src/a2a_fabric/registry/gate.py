@@ -11,7 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.breaker import (
+from a2a_fabric.core.call import Call, Emit, Step, compose, ignore_event
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.propagation import Chain, DelegationGuard, MaybeChain
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.retry import (
     CLOSED_BREAKER,
     Breaker,
     BreakerPolicy,
@@ -21,12 +26,6 @@ from a2a_fabric.core.breaker import (
     record_reachable,
     record_success,
 )
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import Chain, DelegationGuard, MaybeChain
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
-from a2a_fabric.core.pipeline import Emit, Step, compose, ignore_event
-from a2a_fabric.core.result import Result
 from a2a_fabric.registry.health import evidence_from_error
 
 

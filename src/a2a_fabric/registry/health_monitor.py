@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from a2a_fabric.core.agent import Health, Manifest
-from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.ports import ExplainsHealth, Runtime, StartsProgram
+from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.registry import Registry
@@ -21,6 +21,7 @@ from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 
 _log = logging.getLogger(__name__)
 _CONCURRENT_PROBES = 16
+_MIN_REFRESH, _MAX_REFRESH = 1.0, 30.0  # seconds between questions to an agent that changes all the time
 _FIRST_RETRY, _MAX_RETRY = 1.0, 16.0  # seconds until a starting agent is probed again; doubled each time
 
 
@@ -51,6 +52,7 @@ class HealthMonitor:
         self._on_probe = on_probe
         self._on_answer = on_answer  # called for every agent that answered its probe
         self._probed: dict[str, Manifest] = {}
+        self._refreshes: dict[str, tuple[float, float]] = {}  # when each was asked again last, and the pause after it
         self._retry_pauses: dict[str, float] = {}  # the last pause of agents that could not be described yet
         self._retries: dict[int, set[str]] = {}  # the agents to describe again, by second of the loop's time
         self._wake = asyncio.Event()
@@ -58,6 +60,25 @@ class HealthMonitor:
     def on_catalog_changed(self, catalog: Catalog) -> None:
         """The catalog changed: look at the newcomers soon."""
         self._wake.set()
+
+    def refresh(self, agent_id: str) -> None:
+        """The agent says that it offers something else: ask it again, soon.
+
+        An agent that says so all the time is asked less and less often, at most every `_MAX_REFRESH` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        refreshed_at, pause = self._refreshes.get(agent_id, (-math.inf, 0.0))
+        now = loop.time()
+        if refreshed_at > now:
+            return  # it will be asked then
+        if now - refreshed_at >= pause:
+            pause = _MIN_REFRESH if now - refreshed_at > 2 * _MAX_REFRESH else min(2 * pause, _MAX_REFRESH)
+            self._refreshes[agent_id] = now, pause
+            self.probe_soon(agent_id)
+            return
+        due_at = refreshed_at + pause
+        self._refreshes[agent_id] = due_at, min(2 * pause, _MAX_REFRESH)
+        loop.call_at(due_at, self.probe_soon, agent_id)
 
     def probe_soon(self, agent_id: str) -> None:
         """Probe this agent soon, as if it were new."""
@@ -84,6 +105,7 @@ class HealthMonitor:
         for removed_id in self._probed.keys() - {m.agent_id for m in agents}:
             del self._probed[removed_id]
             self._retry_pauses.pop(removed_id, None)
+            self._refreshes.pop(removed_id, None)
         for manifest in due:
             self._probed[manifest.agent_id] = manifest
         async with asyncio.TaskGroup() as group:
@@ -92,7 +114,10 @@ class HealthMonitor:
 
     async def _probe_and_report(self, manifest: Manifest, semaphore: asyncio.Semaphore) -> None:
         async with semaphore:
-            latency = await self._probe(manifest)
+            try:
+                latency = await self._probe(manifest)
+            finally:
+                self._registry.record_probe(manifest)
             self._on_probe(manifest.agent_id, self._registry.health.get(manifest.agent_id), latency)
 
     async def _probe(self, manifest: Manifest) -> float | None:
@@ -108,11 +133,18 @@ class HealthMonitor:
                 status = await runtime.health()
             latency = time.perf_counter() - started_at
         except FabricError as error:
-            self._registry.health.record_probe_failure(manifest.agent_id, error)
+            if isinstance(runtime, StartsProgram) and runtime.is_starting:
+                if self._registry.health.get(manifest.agent_id).status == "unknown":
+                    self._registry.health.set_status(manifest.agent_id, "unknown", "its program is starting")
+                if manifest.capabilities:  # else it is to be asked again already
+                    self._schedule_retry(manifest.agent_id)
+            else:
+                self._registry.health.record_probe_failure(manifest.agent_id, error)
         except Exception:
             _log.exception("probing agent %s failed", manifest.agent_id)
         else:
-            self._record_status(manifest, status)
+            reason = runtime.health_reason if isinstance(runtime, ExplainsHealth) else None
+            self._record_status(manifest, status, reason)
             return latency
         return None
 
@@ -151,8 +183,8 @@ class HealthMonitor:
             self._registry.health.set_status(manifest.agent_id, "offline", error.full_message)
             return None
 
-    def _record_status(self, manifest: Manifest, status: str) -> None:
-        health, reason = self._registry.health, f"the agent says it is {status}"
+    def _record_status(self, manifest: Manifest, status: str, reason: str | None) -> None:
+        health, reason = self._registry.health, reason or f"the agent says it is {status}"
         if status == "online":
             self._on_answer(manifest.agent_id)
             health.record_probe_success(manifest.agent_id)

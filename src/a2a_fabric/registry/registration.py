@@ -12,12 +12,10 @@ from typing import TypeVar
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError
-from a2a_fabric.core.policy import check_register
-from a2a_fabric.core.redaction import acts_as_operator, is_operator
+from a2a_fabric.core.policy import acts_as_operator, check_register, is_operator
 from a2a_fabric.core.registration import HealthCheck, IdReservation, Registration, check_owner
-from a2a_fabric.core.store_calls import call_store
-from a2a_fabric.core.stores import RegistrationStore
-from a2a_fabric.registry.health_history import HealthHistory, Uptime
+from a2a_fabric.core.stores import RegistrationStore, call_store
+from a2a_fabric.registry.health import HealthHistory, Uptime
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, RegistrationTerms, add_terms, read_terms
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.sources.store import StoredAgents

@@ -1,4 +1,4 @@
-"""The registry of agents: one interface over layered sources.
+"""The registry of agents: one interface over layered sources, and the routing plans that follow from it.
 
 Each source provides manifests; earlier sources win over later ones. A source that
 fails keeps its last good manifests, and its error is reported. Listeners are called
@@ -14,16 +14,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status, normalize_name
+from a2a_fabric.core.agent import Manifest, Status, is_imported, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
-from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
+from a2a_fabric.core.policy import check_agent_name, find_refusal_of_unknown, is_limited, narrow_manifest, refuse_call
 from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.registration import Registration
-from a2a_fabric.core.remote_agents import is_imported
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, plan_route
+from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools
 from a2a_fabric.registry.catalog import Catalog, CatalogViews
 from a2a_fabric.registry.health import HealthTracker
+from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import (
     LookalikeRule,
     ReservedNames,
@@ -65,6 +67,48 @@ class RegistryChanges:
         """The node stops: end all waiting requests."""
         self._is_stopped = True
         self._signal.set()
+
+
+class UnaskedAgents:
+    """The operator's agents whose capabilities are not known, because they were not asked yet.
+
+    `has_any` is False nearly always; then nothing waits.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.has_any = False
+        self._timeout = timeout
+        self._agents: set[str] = set()
+        self._reported: set[str] = set()
+        self._all_asked = asyncio.Event()
+
+    def update(self, agents: Iterable[str]) -> None:
+        self._agents = set(agents)
+        self.has_any = bool(self._agents)
+        if self.has_any:
+            self._all_asked.clear()
+        else:
+            self._all_asked.set()
+
+    def discard(self, agent_id: str) -> None:
+        self.update(self._agents - {agent_id})
+
+    async def wait(self) -> None:
+        """Wait until each of them was asked, but not longer than the time-out; then the log names the others."""
+        if not self.has_any:
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._all_asked.wait()
+        except TimeoutError:
+            silent = sorted(self._agents - self._reported)
+            self._reported.update(silent)
+            if silent:
+                _log.warning(
+                    "listed without what these agents offer, because they did not answer within %g s: %s",
+                    self._timeout,
+                    ", ".join(silent[:20]),
+                )
 
 
 _log = logging.getLogger(__name__)
@@ -111,6 +155,10 @@ class Registry:
         health: HealthTracker,
         registrations: RegistrationSource | None = None,
         reserved: ReservedNames | None = None,
+        memory: AgentMemory | None = None,
+        *,
+        pin_tools: bool = False,
+        first_list_timeout: float = 5.0,
     ) -> None:
         """`registrations` is the one among the sources whose agents registered themselves."""
         self.health = health
@@ -122,6 +170,11 @@ class Registry:
         self._ids_by_source: dict[str, frozenset[str]] = {}
         self._added_agents: dict[str, Manifest] = {}
         self._completions: dict[str, tuple[Manifest, Manifest]] = {}
+        self._declarations: dict[str, Manifest] = {}
+        self._probed: dict[str, Manifest] = {}  # the declarations of agents that were asked about themselves
+        self.unasked = UnaskedAgents(first_list_timeout)
+        self._tools_by_agent = AgentTools(memory, pin_tools=pin_tools)
+        self._memory = memory
         self._detected_runtimes: dict[str, tuple[dict[str, Any], str]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
         self._swap_timer: asyncio.TimerHandle | None = None
@@ -257,8 +310,26 @@ class Registry:
 
     def find_declaration(self, manifest: Manifest) -> Manifest:
         """The manifest as its source gave it, before the agent was asked about itself."""
-        completion = self._completions.get(manifest.agent_id)
-        return completion[0] if completion is not None and completion[1] is manifest else manifest
+        return self._declarations.get(manifest.agent_id, manifest)
+
+    def record_probe(self, declared: Manifest) -> None:
+        """The agent was asked about itself, whether it answered or not."""
+        self._probed[declared.agent_id] = declared
+        if self.unasked.has_any:
+            if self._swap_timer is not None:
+                self._swap_catalog()  # what it said is listed before the next list
+            self.unasked.discard(declared.agent_id)
+
+    def describe_tools(self, agent_id: str) -> AgentToolReport:
+        """What the operator should know of an agent's tools."""
+        return self._tools_by_agent.report(agent_id)
+
+    def approve_tools(self, agent_id: str, patterns: Sequence[str]) -> list[str]:
+        """Accept what changed tools say now; the names of those that had changed."""
+        approved = self._tools_by_agent.approve(agent_id, patterns)
+        if approved:
+            self._swap_catalog()
+        return approved
 
     def apply_description(self, declared: Manifest, completed: Manifest) -> None:
         """Keep what an agent published about itself, for as long as its declaration stays the same.
@@ -266,15 +337,21 @@ class Registry:
         The agent cannot change its id, its address or its access rules.
         Many agents answer at about the same time; they share one swap of the catalog.
         """
-        declared_fields = {name: getattr(declared, name) for name in _DECLARED_ONLY_FIELDS}
-        metadata = {**completed.metadata, **declared.metadata}
-        completed = msgspec.structs.replace(completed, metadata=metadata, **declared_fields)
-        if not self._may_use_name(completed):
-            completed = msgspec.structs.replace(completed, display_name=declared.display_name)
+        completed = self._apply_declared_fields(declared, completed)
+        if self._memory is not None and _is_remembered(declared):
+            self._memory.record(declared, completed)
         if self._complete(declared) != completed:
             self._completions[declared.agent_id] = (declared, completed)
             if self._swap_timer is None:
                 self._swap_timer = asyncio.get_running_loop().call_later(_SWAP_DELAY, self._swap_catalog)
+
+    def _apply_declared_fields(self, declared: Manifest, completed: Manifest) -> Manifest:
+        declared_fields = {name: getattr(declared, name) for name in _DECLARED_ONLY_FIELDS}
+        metadata = {**completed.metadata, **declared.metadata}
+        completed = msgspec.structs.replace(completed, metadata=metadata, tools=None, pin_tools=None, **declared_fields)
+        if not self._may_use_name(completed):
+            completed = msgspec.structs.replace(completed, display_name=declared.display_name)
+        return completed
 
     def _matches(self, manifest: Manifest, filters: CatalogFilter) -> bool:
         if filters.tag is not None and filters.tag not in manifest.tags:
@@ -297,20 +374,49 @@ class Registry:
             self._swap_timer.cancel()
             self._swap_timer = None
         declared = [*self._added_agents.values(), *(m for source in self._manifests_by_source.values() for m in source)]
-        completed = [self._complete(manifest) for manifest in declared]
+        self._declared_ids = self._collect_declared_ids()
+        unique: dict[str, Manifest] = {}
+        for manifest in declared:
+            if unique.setdefault(manifest.agent_id, manifest) is manifest:
+                self._recall(manifest)
+        described = [self._complete(manifest) for manifest in declared]
         discovered = {
             declaration.agent_id
-            for declaration, completion in zip(declared, completed, strict=True)
+            for declaration, completion in zip(declared, described, strict=True)
             if _is_discovered(declaration, completion)
         }
-        self._declared_ids = self._collect_declared_ids()
+        completed = [
+            self._tools_by_agent.select(declaration, completion, is_discovered=declaration.agent_id in discovered)
+            if unique[declaration.agent_id] is declaration
+            else completion
+            for declaration, completion in zip(declared, described, strict=True)
+        ]
+        self._declarations = {
+            declaration.agent_id: self._completions[declaration.agent_id][0]
+            if completion is not declaration
+            else declaration
+            for declaration, completion in zip(reversed(declared), reversed(described), strict=True)
+        }
         self._taken_names.update((*self._tools, *completed))
-        catalog = Catalog([*self._hide_lookalikes(completed), *self._tools], discovered)
+        self._tools_by_agent.keep_only(unique)
+        catalog = Catalog(
+            [*self._hide_lookalikes(completed), *self._tools], discovered, self._tools_by_agent.translations
+        )
         for removed_id in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
             self.health.forget(removed_id)
             self._completions.pop(removed_id, None)
             self._detected_runtimes.pop(removed_id, None)
+            self._probed.pop(removed_id, None)
         self.catalog = catalog
+        self.unasked.update(
+            agent_id
+            for agent_id, declaration in unique.items()
+            if agent_id in self._declared_ids
+            and not declaration.capabilities
+            and agent_id not in self._completions
+            and not is_imported(agent_id)
+            and not self._was_probed(declaration)
+        )
         self.changes.notify()
         for listener in self._listeners:
             listener(catalog)
@@ -365,7 +471,34 @@ class Registry:
 
     def _complete(self, declared: Manifest) -> Manifest:
         completion = self._completions.get(declared.agent_id)
-        return completion[1] if completion is not None and completion[0] == declared else declared
+        is_valid = completion is not None and _is_same_declaration(completion[0], declared)
+        return completion[1] if completion is not None and is_valid else declared
+
+    def _recall(self, declared: Manifest) -> None:
+        """An agent that was not asked since the start is listed as it described itself before."""
+        if self._memory is None or not _is_remembered(declared) or self._complete(declared) is not declared:
+            return
+        remembered = self._memory.recall(declared)
+        if remembered is not None:
+            self._completions[declared.agent_id] = declared, self._apply_declared_fields(declared, remembered)
+
+    def _was_probed(self, declared: Manifest) -> bool:
+        asked = self._probed.get(declared.agent_id)
+        return asked is not None and _is_same_declaration(asked, declared)
+
+
+def _is_same_declaration(first: Manifest, second: Manifest) -> bool:
+    """Whether both declare the same agent; which of its tools are listed may differ."""
+    if first is second or first == second:
+        return True
+    if first.tools == second.tools and first.pin_tools == second.pin_tools:
+        return False
+    return msgspec.structs.replace(first, tools=second.tools, pin_tools=second.pin_tools) == second
+
+
+def _is_remembered(declared: Manifest) -> bool:
+    """An agent that says itself what it offers, outside this process and not behind another node."""
+    return not declared.capabilities and declared.runtime != "python" and not is_imported(declared.agent_id)
 
 
 def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
@@ -373,3 +506,54 @@ def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
     if is_imported(declared.agent_id):
         return True
     return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"
+
+
+_MAX_PLANS = 20_000
+_MAX_NAME = 256  # no capability has a longer name, so longer keys are not cached
+
+
+class Planner:
+    def __init__(self, registry: Registry, policy: RoutingPolicy) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._plans: dict[tuple[object, ...], RoutePlan] = {}
+        self._valid_for: tuple[object, int] = (None, -1)
+
+    def __call__(
+        self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
+    ) -> RoutePlan:
+        """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
+        catalog, health = self._registry.catalog, self._registry.health
+        if self._valid_for[0] is not catalog or self._valid_for[1] != health.epoch:
+            self._plans.clear()
+            self._valid_for = (catalog, health.epoch)
+        key = (agent_id, capability, stream, any_agent, principal.trust, principal.scp, principal.cap, principal.views)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._build_plan(
+                RouteRequest(
+                    agent_id=agent_id,
+                    capability=capability,
+                    principal=principal,
+                    stream=stream,
+                    any_agent=any_agent,
+                )
+            )
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.clear()
+            if len(capability) <= _MAX_NAME:
+                self._plans[key] = plan
+        return plan
+
+    def _build_plan(self, route_request: RouteRequest) -> RoutePlan:
+        catalog = self._registry.catalog
+        try:
+            return plan_route(route_request, catalog, self._registry.health, self._policy)
+        except AgentNotFound:
+            reason = find_refusal_of_unknown(route_request.principal, route_request.agent_id, route_request.capability)
+            if reason is not None:
+                raise refuse_call(
+                    route_request.principal, reason, route_request.agent_id, route_request.capability
+                ) from None
+            visible = self._registry.visible_to(route_request.principal)
+            raise AgentNotFound(route_request.agent_id, [m.agent_id for m in visible.agents]) from None

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.breaker import CLOSED_BREAKER, BreakerPolicy
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -25,14 +23,15 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE
-from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.retry import CLOSED_BREAKER, BreakerPolicy
 from a2a_fabric.core.routing import may_try_next
-from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.core.tasks import Deadline, cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.registration_policy import read_terms
+from a2a_fabric.registry.tool_choice import ToolTranslation
 
 _LOAD_TIMEOUT = 60.0
 
@@ -99,8 +98,13 @@ class LiveRuntime:
     def __init__(self, manifest: Manifest, runtime: Runtime, gate: Gate, probe_timeout: float = 5.0) -> None:
         self.manifest = manifest
         self.gate = gate
+        self.handler: Handler = self
         self._probe_timeout = probe_timeout
         self.set_runtime(runtime)
+
+    def set_translation(self, translation: ToolTranslation | None) -> None:
+        """Which of the agent's own tools a call means, if they are not listed as they are."""
+        self.handler = self if translation is None else translation.bind(self)
 
     def set_runtime(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -191,10 +195,10 @@ class RuntimePool:
         """Raises AgentOffline when the runtime cannot be built; or the handler does, if that takes a while."""
         live_runtime = self._live_runtimes.get(manifest.agent_id)
         if live_runtime is not None:
-            return live_runtime
+            return live_runtime.handler
         if self._loader is not None and not self._is_loaded(manifest, self._loader):
             return partial(self._load_and_call, manifest)
-        return self._start(manifest)
+        return self._start(manifest).handler
 
     async def load_runtime(self, manifest: Manifest) -> Runtime:
         """As `runtime_of`, but the import does not block the event loop."""
@@ -243,6 +247,8 @@ class RuntimePool:
         live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
             manifest, runtime, gate, self._probe_timeout
         )
+        if self._catalog is not None:
+            live_runtime.set_translation(self._catalog.translations.get(manifest.agent_id))
         return live_runtime
 
     async def _load_and_call(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
@@ -250,7 +256,7 @@ class RuntimePool:
         try:
             with Deadline(call.target.timeout_ms / 1000):
                 await self.load_runtime(manifest)
-                return await self.get_live_runtime(manifest)(call, emit)
+                return await self.get_live_runtime(manifest).handler(call, emit)
         except FabricError as error:
             error.is_inconclusive |= had_too_little_time(error, call, manifest, self._probe_timeout)
             raise
@@ -286,6 +292,7 @@ class RuntimePool:
                 task.add_done_callback(self._closing.discard)
             else:
                 live_runtime.manifest = manifest
+                live_runtime.set_translation(catalog.translations.get(agent_id))
 
     async def aclose(self) -> None:
         if self._loader is not None:

@@ -17,6 +17,7 @@ from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.threads import WorkerThreads
+from a2a_fabric.outbound.bearer import BearerSource
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.tools.spec import Toolbox
@@ -44,6 +45,7 @@ class RuntimeContext:
     mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
     threads: WorkerThreads | None = None  # where Python agents run functions that are not async
     toolbox: Toolbox | None = None  # what built-in tools work with
+    bearer: BearerSource | None = None  # the token that `http` sends, for runtimes that connect by themselves
     callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
     on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
     on_prompts_resources_changed: Callable[[], None] = _ignore
@@ -75,6 +77,8 @@ def complete_manifest(manifest: Manifest, published: Manifest) -> Manifest:
 def _complete_capabilities(declared: Sequence[Capability], published: Sequence[Capability]) -> tuple[Capability, ...]:
     """Those declared, their gaps filled; all that are published if none is declared."""
     by_name = {normalize_name(capability.name): capability for capability in published}
+    if any(each.default for each in declared):
+        by_name = {name: replace(each, default=False) for name, each in by_name.items()}
     return tuple(_complete_capability(each, by_name.get(normalize_name(each.name))) for each in declared) or tuple(
         published
     )
@@ -91,4 +95,5 @@ def _complete_capability(declared: Capability, published: Capability | None) -> 
         streaming=declared.streaming or published.streaming,
         idempotent=declared.idempotent if declared.idempotent is not None else published.idempotent,
         max_timeout_ms=declared.max_timeout_ms or published.max_timeout_ms,
+        default=declared.default or published.default,
     )

@@ -12,12 +12,9 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import ATTACHMENTS, bind_arguments, result_from_parts
+from a2a_fabric.core.call import ATTACHMENTS, Call, bind_arguments, result_from_parts
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Answer, Answers, Question
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Answer, Answers, Part, Question, Result
 
 DEFAULT_CAPABILITY = "ask"  # the one capability of an agent that declares none
 

@@ -17,12 +17,11 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.authoring.signature import read_return_hint
+from a2a_fabric.authoring.function import read_return_hint
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call, bind_to_caller
+from a2a_fabric.core.call import Call, Emit, bind_to_caller
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.plugin import RuntimePlugin
+from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint

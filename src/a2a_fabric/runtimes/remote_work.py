@@ -1,7 +1,8 @@
 """Work that an agent does for a caller: polled until it is done, cancelled in the background, bounded in its output.
 
 Polling starts fast and slows down. A cancellation is sent after its caller has left, so nothing waits for it.
-A stream that grows beyond the node's limit is refused."""
+A stream that grows beyond the node's limit is refused. The context ids that agents gave to our conversations are
+kept in memory, for the most recent conversations."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -20,7 +22,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.events import Event
+from a2a_fabric.core.result import Event
 
 _log = logging.getLogger(__name__)
 
@@ -145,3 +147,31 @@ class StreamText(OutputLimit):
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+
+_MAX_CONTEXTS = 10_000
+
+
+class ContextIds:
+    def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
+        self._max_contexts = max_contexts
+        self._contexts: dict[str, str] = {}  # the most recently used one is last
+
+    def find(self, call: Call) -> str:
+        """Empty if the conversation has no context id yet."""
+        key = derive_conversation_id(call)
+        return self._contexts.get(key, "") if key is not None else ""
+
+    def remember(self, call: Call, context_id: str) -> None:
+        key = derive_conversation_id(call)
+        if key is None or not context_id:
+            return
+        self._contexts.pop(key, None)
+        self._contexts[key] = context_id
+        if len(self._contexts) > self._max_contexts:
+            del self._contexts[next(iter(self._contexts))]
+
+    def forget(self, call: Call) -> None:
+        key = derive_conversation_id(call)
+        if key is not None:
+            self._contexts.pop(key, None)

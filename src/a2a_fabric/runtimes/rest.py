@@ -15,9 +15,17 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, Input, derive_conversation_id
-from a2a_fabric.core.content import ATTACHMENTS, bind_arguments, parts_from_input
-from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.call import (
+    ATTACHMENTS,
+    Call,
+    CallerEmitter,
+    Emit,
+    Input,
+    bind_arguments,
+    derive_conversation_id,
+    make_propagation_headers,
+    parts_from_input,
+)
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -26,23 +34,28 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_agent,
 )
-from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.message import EXTENSION_KEY, make_extension_part
-from a2a_fabric.core.part import PART_KINDS, Part
-from a2a_fabric.core.pipeline import CallerEmitter, Emit
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required, to_json_object
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import (
+    EVENT_KINDS,
+    PART_KINDS,
+    Event,
+    Part,
+    Question,
+    Result,
+    make_input_required,
+    to_json_object,
+)
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
-from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import result_from_messages
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
 from a2a_fabric.runtimes.upstream import (
     PROBE_TIMEOUT,
     JSONAPIClient,
+    check_probe_status,
     check_uri,
     decode_object_or_empty,
     decode_reply,

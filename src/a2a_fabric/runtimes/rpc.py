@@ -12,21 +12,26 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, Input, derive_conversation_id
-from a2a_fabric.core.content import ATTACHMENTS, add_notes, bind_arguments, describe_unbound_attachments
-from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.call import (
+    ATTACHMENTS,
+    Call,
+    CallerEmitter,
+    Emit,
+    Input,
+    add_notes,
+    bind_arguments,
+    derive_conversation_id,
+    describe_unbound_attachments,
+    make_propagation_headers,
+)
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
-from a2a_fabric.core.events import EVENT_KINDS, Event
-from a2a_fabric.core.pipeline import CallerEmitter, Emit
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, make_input_required, to_json_object
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import EVENT_KINDS, Event, Question, Result, make_input_required, to_json_object
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, encode_request
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
-from a2a_fabric.runtimes.probe import probe_agent
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
 from a2a_fabric.runtimes.upstream import (
     check_uri,
@@ -37,6 +42,7 @@ from a2a_fabric.runtimes.upstream import (
     error_from_status,
     get_quickly,
     is_success,
+    probe_agent,
     read_bounded,
     redact_url,
 )

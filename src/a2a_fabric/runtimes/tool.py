@@ -5,12 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, normalize_name
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
+from a2a_fabric.core.call import Call, Emit, add_notes, bind_arguments, describe_unbound_attachments
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.ports import Runtime, RuntimePlugin
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.schemas.cost import assess_schema, check_size, measure
-from a2a_fabric.schemas.graph import UnusableSchema
+from a2a_fabric.schemas.cost import UnusableSchema, assess_schema, check_size, measure
 from a2a_fabric.schemas.validators import UNCHECKED_KEY, compile_schema
 
 MAX_SCHEMA_BYTES_OF_AGENT = 16 * 1024 * 1024  # for all capabilities of one agent together

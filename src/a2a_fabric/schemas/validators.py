@@ -17,11 +17,11 @@ from a2a_fabric.schemas.cost import (
     MAX_BACKTRACKS,
     MAX_COMPILED_BYTES,
     SchemaCost,
+    UnusableSchema,
     assess_schema,
     count_values,
     measure,
 )
-from a2a_fabric.schemas.graph import UnusableSchema
 
 UNCHECKED_KEY = "unchecked_schemas"  # in a manifest's metadata: why only the agent checks arguments, by capability
 CHEAP_WORK = 24  # for each byte of arguments; up to this, the size of the arguments does not matter

@@ -10,7 +10,6 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput, Conflict
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
     EventPage,
     Job,
@@ -21,27 +20,20 @@ from a2a_fabric.core.job import (
     JobState,
     JobSummary,
     Lease,
+    compute_retention_end,
 )
-from a2a_fabric.core.job_lifecycle import compute_retention_end
-from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Numbering, TopicSubscription
+from a2a_fabric.core.logins import LoginRecord
+from a2a_fabric.core.message import InboxEntry, Message, NewMessage
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
     IdHolder,
     Registration,
     RegistrationFilter,
+    StoredDescription,
     holder_from_registration,
 )
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.stores import (
-    AgentRecord,
-    ArchiveRecord,
-    HealthRecord,
-    InboxRecord,
-    MessageRecord,
-    NumberingRecord,
-    SubscriptionRecord,
-)
+from a2a_fabric.core.result import Event, Result
 
 Row = Any  # a row of either engine: something like a tuple
 
@@ -317,6 +309,21 @@ def health_check_from_row(row: Row) -> HealthCheck:
     )
 
 
+DESCRIPTION_COLUMNS = "agent_id, connection, body, seen_at"
+DESCRIPTIONS_BYTES = 16 << 20  # that are read at a time
+
+
+def description_from_row(row: Row) -> StoredDescription:
+    """From a row of DESCRIPTION_COLUMNS."""
+    agent_id, connection, body, seen_at = row
+    return StoredDescription(agent_id=agent_id, connection=connection, body=bytes(body), seen_at=seen_at)
+
+
+def to_description_values(description: StoredDescription) -> tuple[Any, ...]:
+    """The values of DESCRIPTION_COLUMNS."""
+    return description.agent_id, description.connection, description.body, description.seen_at
+
+
 # Messages
 
 decode_message = msgspec.json.Decoder(Message).decode
@@ -348,31 +355,24 @@ def build_duplicate_message(new: NewMessage) -> Conflict:
     return Conflict(f"There is a message '{new.message_id[:64]}' already; choose another id")
 
 
-# Records of an export, from rows that begin with the key by which the pages are read
-
-RecordFromRow = Callable[[Row], ArchiveRecord]
+LOGIN_COLUMNS = "owner, agent_id, issuer, scopes, secret, created_at, updated_at, revision, listing"
 
 
-def agent_record_from_row(row: Row) -> ArchiveRecord:
-    return AgentRecord(registration=registration_from_row(row[1:]))
+def to_login_values(record: LoginRecord) -> tuple[str, str, str, str, bytes]:
+    """The columns that a caller decides; the store sets the others."""
+    return record.owner, record.agent_id, record.issuer, " ".join(record.scopes), record.secret
 
 
-def health_record_from_row(row: Row) -> ArchiveRecord:
-    return HealthRecord(check=health_check_from_row(row))
-
-
-def message_record_from_row(row: Row) -> ArchiveRecord:
-    return MessageRecord(message=decode_message(row[1]))
-
-
-def numbering_record_from_row(row: Row) -> ArchiveRecord:
-    return NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
-
-
-def inbox_record_from_row(row: Row) -> ArchiveRecord:
-    _, inbox, message_id, attempt, visible_at = row
-    return InboxRecord(entry=InboxEntry(inbox=inbox, message_id=message_id, attempt=attempt, visible_at=visible_at))
-
-
-def subscription_record_from_row(row: Row) -> ArchiveRecord:
-    return SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
+def login_from_row(row: Row) -> LoginRecord:
+    owner, agent_id, issuer, scopes, secret, created_at, updated_at, revision, listing = row
+    return LoginRecord(
+        owner=owner,
+        agent_id=agent_id,
+        issuer=issuer,
+        scopes=tuple(scopes.split()),
+        secret=secret,
+        created_at=created_at,
+        updated_at=updated_at,
+        revision=revision,
+        listing=listing,
+    )

@@ -1,22 +1,321 @@
 """Turns the end of a call, a request or a job into its log entry and its metrics.
 
-Nearly all calls succeed, so a cached template holds the constant part of their log lines
-together with their tally."""
+Log entries are JSON lines, written by a thread so that a slow disk or terminal never slows a call.
+The entry of a call is a struct that is encoded directly; everything else goes through the standard
+`logging` and the same writer. Every entry has a trace id. Nearly all calls succeed, so a cached
+template holds the constant part of their log lines together with their tally."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, datetime
+from itertools import islice
+from typing import IO, Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.job import JobSummary
+from a2a_fabric.core.propagation import Trace, current_trace, new_id
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace, current_trace
-from a2a_fabric.telemetry.logs import CallLogEntry, JobLogEntry, LogWriter, StatusLogEntry, timestamp
 from a2a_fabric.telemetry.metrics import CallTally, Metrics
+
+_MAX_BUFFERED = 100_000
+_WRITE_EVERY = 0.1
+_MAX_RECENT = 2000  # entries that can be read again
+_MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The entry for one call. It has payloads only if the operator enabled them."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None = None
+    principal: str | None = None
+    auth_mode: str | None = None
+    target: str | None = None
+    capability: str | None = None
+    operation: str | None = None
+    status: str | None = None
+    error_code: str | None = None
+    error: str | None = None
+    duration_ms: float | None = None
+    streaming: bool = False
+    used: str | None = None
+    fallback_reason: str | None = None
+    http_status: int | None = None
+    input: object = None
+    output: object = None
+
+
+class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The entry for a job that was accepted or that its worker released."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    job_id: str
+    owner: str
+    target: str
+    capability: str
+    status: str
+    attempt: int = 0
+    error_code: str | None = None
+    error: str | None = None
+    duration_ms: float | None = None  # duration of the attempt that ended
+
+    @property
+    def summary(self) -> str:
+        duration = f" {self.duration_ms:.1f} ms" if self.duration_ms is not None else ""
+        failure = f" {self.error_code}: {self.error}" if self.error_code else ""
+        job = f"job {self.job_id} of {self.target}.{self.capability}"
+        return f"{job} {self.status}{duration}{failure}  trace {self.trace_id}"
+
+
+class StatusLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The entry for a change of an agent's status."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str  # of the call that caused the change, if any
+    span_id: str
+    agent_id: str
+    before: str = msgspec.field(name="from")
+    after: str = msgspec.field(name="to")
+    reason: str
+    message: str
+
+
+class TextLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    span_id: str
+    logger: str
+    message: str
+    traceback: str | None = None
+
+
+LogEntry = CallLogEntry | JobLogEntry | StatusLogEntry | TextLogEntry
+
+
+class LogWriter:
+    """Queues lines for a thread that writes them. If the queue is full, lines are dropped and counted."""
+
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        *,
+        as_text: bool = False,
+        level: str = "info",
+        buffer_size: int = _MAX_BUFFERED,
+    ) -> None:
+        self.level = _LEVELS[level]
+        self._stream = stream or sys.stderr
+        self._as_text = as_text
+        self.takes_json = not as_text and self.level <= logging.INFO  # whether `write_json` may be used
+        self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
+        self._dropped = 0
+        self._stopping = threading.Event()
+        self._encoder = msgspec.json.Encoder()
+        self._write_lock = threading.Lock()
+        self.start_id = new_id()[:8]
+        self._recent: deque[LogEntry | str] = deque(maxlen=_MAX_RECENT)
+        self._recent_end = 0  # how many entries there were in all
+        self._thread = threading.Thread(target=self._run, name="fabric-log", daemon=True)
+        self._thread.start()
+
+    def write(self, entry: LogEntry) -> None:
+        if _LEVELS.get(entry.level, logging.CRITICAL) >= self.level:
+            if len(self._entries) == self._entries.maxlen:
+                self._dropped += 1
+            self._entries.append(entry)
+
+    def write_json(self, text: str) -> None:
+        """Queue an info line that is already JSON and ends with a newline; only if `takes_json`."""
+        if len(self._entries) == self._entries.maxlen:
+            self._dropped += 1
+        self._entries.append(text)
+
+    def flush(self) -> None:
+        with self._write_lock:
+            entries = list(
+                islice(iter(self._entries.popleft, ""), len(self._entries))
+            )  # other threads add entries meanwhile
+            if self._dropped:
+                entries.append(_make_dropped_entry(self._dropped))
+                self._dropped = 0
+            if not entries:
+                return
+            self._recent.extend(map(_drop_payload, entries))
+            self._recent_end += len(entries)
+            try:
+                self._stream.write(self._join_entries(entries))
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass  # a failed log has no other place to report it
+
+    def read_after(self, position: int) -> tuple[list[bytes], int]:
+        """The newest entries after a position, as JSON, and the position after them. Payloads are left out."""
+        with self._write_lock:
+            end, entries = self._recent_end, list(self._recent)
+        start = 0 if position > end else max(0, len(entries) - (end - position))
+        return [self._encode_recent(entry) for entry in entries[start:]], end
+
+    def _encode_recent(self, entry: LogEntry | str) -> bytes:
+        if isinstance(entry, str):
+            return entry.rstrip("\n").encode()
+        try:
+            return self._encoder.encode(entry)
+        except Exception as exc:
+            return self._encoder.encode(_make_encodable(entry, exc))
+
+    def _join_entries(self, entries: list[LogEntry | str]) -> str:
+        """Join without checking each entry, since nearly all are text; this blocks the event loop least."""
+        try:
+            return "".join(entries)  # type: ignore[arg-type]  # raises TypeError if one is not text
+        except TypeError:
+            return "".join(map(self._render, entries))
+
+    def _render(self, entry: LogEntry | str) -> str:
+        if isinstance(entry, str):
+            return entry
+        if self._as_text:
+            return format_entry(entry) + "\n"
+        try:
+            return self._encoder.encode(entry).decode() + "\n"
+        except Exception as exc:  # a payload that cannot be encoded must not lose other lines
+            return self._encoder.encode(_make_encodable(entry, exc)).decode() + "\n"
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_WRITE_EVERY):
+            self.flush()
+        self.flush()
+
+    def close(self) -> None:
+        """Let the thread write the remaining lines, and wait for it at most two seconds."""
+        self._stopping.set()
+        self._thread.join(2)
+
+
+class JSONHandler(logging.Handler):
+    """Writes log records of the standard library, with the trace of the current call."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__(writer.level)
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        trace = current_trace.get()
+        traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        self._writer.write(
+            TextLogEntry(
+                time=timestamp(),
+                level=record.levelname.lower(),
+                event="log",
+                trace_id=trace.trace_id,
+                span_id=trace.span_id,
+                logger=record.name,
+                message=record.getMessage(),
+                traceback=traceback,
+            )
+        )
+
+
+class _Clock:
+    """Makes ISO timestamps; the part up to the second is formatted once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def __call__(self) -> str:
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return self._text + _MILLISECONDS[int((now - second) * 1000)]
+
+
+timestamp = _Clock()
+
+
+def format_entry(entry: LogEntry) -> str:
+    """Format an entry for a terminal."""
+    time_of_day = entry.time[11:19]
+    if isinstance(entry, TextLogEntry):
+        tail = f"\n{entry.traceback}" if entry.traceback else ""
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}{tail}")
+    if isinstance(entry, StatusLogEntry):
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}".replace("\n", " "))
+    if isinstance(entry, JobLogEntry):
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.summary}".replace("\n", " "))
+    subject = f"{entry.target}.{entry.capability}" if entry.target else entry.operation or entry.event
+    duration = f" {entry.duration_ms:.1f} ms" if entry.duration_ms is not None else ""
+    outcome = f" {entry.error_code}: {entry.error}" if entry.error_code else f" {entry.status or ''}"
+    return _replace_unprintable(
+        f"{time_of_day} {entry.level:7} {subject}{duration}{outcome}  trace {entry.trace_id}".replace("\n", " ")
+    )
+
+
+def _drop_payload(entry: LogEntry | str) -> LogEntry | str:
+    """What can be read again must stay small."""
+    if isinstance(entry, CallLogEntry) and (entry.input is not None or entry.output is not None):
+        return msgspec.structs.replace(entry, input=None, output=None)
+    return entry
+
+
+def _replace_unprintable(text: str) -> str:
+    """Replace control characters by `?`: names come from callers and could move the cursor or set colours."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _make_encodable(entry: LogEntry, error: Exception) -> LogEntry:
+    copy = msgspec.structs.replace(entry)
+    for name in ("input", "output") if isinstance(entry, CallLogEntry) else ():
+        setattr(copy, name, None)
+    for name in ("error", "message", "reason", "target", "capability", "operation", "principal", "traceback"):
+        text = getattr(copy, name, None)
+        if isinstance(text, str):
+            setattr(copy, name, text.encode("utf-8", "replace").decode())
+    if isinstance(copy, CallLogEntry):
+        copy.output = f"not written: {type(error).__name__}"
+    return copy
+
+
+def _make_dropped_entry(count: int) -> TextLogEntry:
+    trace = current_trace.get()
+    return TextLogEntry(
+        time=timestamp(),
+        level="warning",
+        event="log",
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        logger=__name__,
+        message=f"{count} log lines were dropped: they came faster than they could be written",
+    )
+
 
 _MAX_ERROR_CHARS = 1000  # an agent's error message may be as long as its replies
 _MAX_TEMPLATES = 10_000
@@ -176,37 +475,33 @@ class JobLogger:
         self._log = log
 
     def on_accepted(self, job: JobSummary) -> None:
-        self._log.write(
-            JobLogEntry(
-                time=timestamp(),
-                event="job",
-                level="info",
-                trace_id=job.meta.get("trace_id", ""),
-                job_id=job.job_id,
-                owner=job.owner,
-                target=job.agent_id,
-                capability=job.capability,
-                status="accepted",
-            )
-        )
+        self._write(job, "accepted", "info")
 
     def on_released(self, job: JobSummary) -> None:
         error = job.error
+        self._write(
+            job,
+            job.state,
+            "warning" if job.state in ("failed", "timeout") else "info",
+            attempt=job.attempt,
+            error_code=None if error is None else error.code,
+            error=None if error is None else error.message[:_MAX_JOB_ERROR_CHARS],
+            # The duration of the latest attempt, by the store's clock.
+            duration_ms=None if job.started_at is None else round((job.updated_at - job.started_at) * 1000, 3),
+        )
+
+    def _write(self, job: JobSummary, status: str, level: str, **more: Any) -> None:
         self._log.write(
             JobLogEntry(
                 time=timestamp(),
                 event="job",
-                level="warning" if job.state in ("failed", "timeout") else "info",
+                level=level,
                 trace_id=job.meta.get("trace_id", ""),
                 job_id=job.job_id,
                 owner=job.owner,
                 target=job.agent_id,
                 capability=job.capability,
-                status=job.state,
-                attempt=job.attempt,
-                error_code=None if error is None else error.code,
-                error=None if error is None else error.message[:_MAX_JOB_ERROR_CHARS],
-                # The duration of the latest attempt, by the store's clock.
-                duration_ms=None if job.started_at is None else round((job.updated_at - job.started_at) * 1000, 3),
+                status=status,
+                **more,
             )
         )

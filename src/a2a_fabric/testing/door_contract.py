@@ -27,7 +27,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import AuthKey, AuthSettings, Config, LimitSettings
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.plugin import DoorPlugin
+from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.testing.values import TIMEOUT
 
 KEY, SCOPELESS_KEY, _OPERATOR_KEY = "a-key-of-the-suite", "a-key-without-scopes", "the-key-of-the-operator"

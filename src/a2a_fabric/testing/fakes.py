@@ -13,11 +13,9 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result
 
 ScriptedAnswer = Result | BaseException | dict[str, Any]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import BadInput, Conflict, JobNotFound, LeaseLost
-from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import (
     FencingToken,
     HoldRequest,
@@ -19,10 +18,10 @@ from a2a_fabric.core.job import (
     JobState,
     RetentionPolicy,
     compute_call_digest,
+    decide_after_takeover,
     new_job_id,
 )
-from a2a_fabric.core.job_lifecycle import decide_after_takeover
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Result, token
 from a2a_fabric.core.stores import WORK_TOPIC, Store, job_topic
 from a2a_fabric.testing.values import (
     CANCELLED_OUTCOME,

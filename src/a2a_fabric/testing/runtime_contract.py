@@ -20,12 +20,10 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, ignore_event
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError
-from a2a_fabric.core.events import EVENT_KINDS, Event
-from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import EVENT_KINDS, Event, Result
 from a2a_fabric.testing.values import TIMEOUT, wait_until
 
 _CALLS_AT_A_TIME = 5

@@ -10,13 +10,586 @@ class TestMyStore(StoreContract):
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
+import msgspec
 import pytest
 
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, Forbidden, JobNotFound
+from a2a_fabric.core.job import Job, JobFilter, summary_from_job
+from a2a_fabric.core.logins import LoginAttempt, LoginRecord
+from a2a_fabric.core.message import Party, make_extension_part
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.registration import HealthCheck, IdReservation, RegistrationFilter, StoredDescription
+from a2a_fabric.core.result import Part
+from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
 from a2a_fabric.testing.job_store_contract import JobStoreContract
-from a2a_fabric.testing.message_store_contract import MessageStoreContract
-from a2a_fabric.testing.registration_store_contract import RegistrationStoreContract
+from a2a_fabric.testing.values import (
+    TIMEOUT,
+    join_text,
+    make_manifest,
+    make_new_job,
+    make_new_message,
+    wait_until,
+)
+
+PERCY = Party(id="percy").inbox
+
+
+async def _is_over(moment: float) -> bool:
+    return time.time() > moment + 0.05
+
+
+async def read_job(store: Store, job_id: str) -> Job:
+    job = await store.jobs.get(job_id)
+    assert job is not None
+    return job
+
+
+class LoginStoreContract:
+    """The contract of `Store.logins`."""
+
+    async def test_a_login_belongs_to_its_principal_alone(self, store: Store) -> None:
+        mine = LoginRecord(
+            owner="psk:a", agent_id="x", issuer="https://i", scopes=("r", "w"), secret=b"1\x00\xff", revision=7
+        )
+        assert await store.logins.put(mine)
+        kept = await store.logins.get("psk:a", "x")
+        assert kept is not None
+        assert (kept.secret, kept.scopes, kept.issuer, kept.revision) == (b"1\x00\xff", ("r", "w"), "https://i", 7)
+        assert kept.created_at == kept.updated_at > 0
+        assert await store.logins.get("psk:b", "x") is None
+        assert await store.logins.list("psk:b") == []
+        assert not await store.logins.remove("psk:b", "x")
+        assert await store.logins.remove("psk:a", "x")
+        assert await store.logins.list("psk:a") == []
+
+    async def test_a_secret_is_replaced_only_by_the_one_that_read_it_last(self, store: Store) -> None:
+        record = LoginRecord(owner="psk:a", agent_id="x", issuer="https://i", secret=b"1", revision=7)
+        await store.logins.put(record)
+        await store.logins.set_listing("psk:a", "x", b"[]")
+        replaced = [await store.logins.put(msgspec.structs.replace(record, secret=each), 7) for each in (b"2", b"3")]
+        assert replaced == [True, False]
+        kept = await store.logins.get("psk:a", "x")
+        assert kept is not None
+        assert (kept.secret, kept.revision, kept.listing) == (b"2", 8, b"[]")
+        assert await store.logins.read_listings("x") == [b"[]"]
+        await store.logins.put(msgspec.structs.replace(record, secret=b"4", revision=99))
+        kept = await store.logins.get("psk:a", "x")
+        assert kept is not None
+        assert (kept.secret, kept.revision, kept.listing) == (b"4", 99, None)
+
+    async def test_an_attempt_is_taken_once_and_in_time(self, store: Store) -> None:
+        now = time.time()
+        for number in range(4):
+            attempt = LoginAttempt(
+                attempt_id=f"i{number}", owner="psk:a", agent_id="x", secret=b"s", expires_at=now + 60 + number
+            )
+            await store.logins.add_attempt(attempt, most=3)
+        assert await store.logins.take_attempt("i0") is None  # the oldest, beyond the bound
+        taken = await asyncio.gather(*(store.logins.take_attempt("i3") for _ in range(5)))
+        assert [each.secret for each in taken if each is not None] == [b"s"]
+        late = LoginAttempt(attempt_id="late", owner="psk:b", agent_id="x", secret=b"s", expires_at=now - 1)
+        await store.logins.add_attempt(late, most=3)
+        assert await store.logins.take_attempt("late") is None
+
+
+class MessageStoreContract:
+    """The contract of `Store.messages`: conversations, inboxes and topics."""
+
+    async def test_a_message_comes_back_as_it_was_written(self, store: Store) -> None:
+        new = make_new_message("percy", key="mine", metadata={"a": [1]}, reply_to="msg_0", priority=4, expires_at=9e9)
+        posted = await store.messages.append(new)
+        assert posted.is_new
+        assert posted.message.number == 1
+        kept = await store.messages.get(new.message_id)
+        assert kept == posted.message
+        assert (kept.parts, kept.recipients, kept.sender, kept.metadata) == (
+            new.parts, new.recipients, new.sender, {"a": [1]},
+        )  # fmt: skip
+        assert await store.messages.find("psk:alice", "mine") == kept
+        assert await store.messages.get("msg_unknown") is None
+        assert await store.messages.find("psk:bob", "mine") is None
+
+    async def test_parts_of_every_kind_and_of_unknown_types_are_kept(self, store: Store) -> None:
+        parts = (
+            Part(kind="text", text="ünï"),
+            Part(kind="image", blob="AAAA", mime_type="image/png", name="a.png"),
+            Part(kind="file", url="https://example.org/x"),
+            Part(kind="function_call", data={"name": "f", "arguments": {}}),
+            make_extension_part("mycompany.custom_type", {"any": "thing"}),
+        )
+        new = make_new_message()
+        new = type(new)(**{**{f: getattr(new, f) for f in new.__struct_fields__}, "parts": parts})
+        await store.messages.append(new)
+        kept = await store.messages.get(new.message_id)
+        assert kept is not None
+        assert kept.parts == parts
+
+    async def test_the_same_key_is_the_same_message_and_is_delivered_once(self, store: Store) -> None:
+        first = await store.messages.append(make_new_message("percy", key="k"))
+        again = await store.messages.append(make_new_message("percy", key="k"))
+        assert (again.is_new, again.message) == (False, first.message)
+        with pytest.raises(Conflict):
+            await store.messages.append(make_new_message("percy", key="k", text="other"))
+        with pytest.raises(Conflict):
+            await store.messages.append(type(first.message)(**{
+                f: getattr(first.message, f) for f in first.message.__struct_fields__} | {"key": None}))  # fmt: skip
+        assert (await store.messages.status(PERCY)).waiting == 1
+
+    async def test_a_conversation_is_in_order_without_gaps_however_many_write(self, store: Store) -> None:
+        await asyncio.gather(*(store.messages.append(make_new_message(text=str(n))) for n in range(40)))
+        await store.messages.append(make_new_message(conversation="other"))
+        seen = [*await store.messages.read_conversation("conv_1", limit=25)]
+        seen += await store.messages.read_conversation("conv_1", after=seen[-1].number)
+        assert [message.number for message in seen] == list(range(1, 41))
+        assert {join_text(message.parts) for message in seen} == {str(n) for n in range(40)}
+        assert [m.number for m in await store.messages.read_conversation("other")] == [1]
+        assert await store.messages.read_conversation("none") == []
+
+    async def test_a_message_is_in_the_inbox_of_each_recipient_until_acknowledged(self, store: Store) -> None:
+        posted = await store.messages.append(make_new_message("percy", "coder"))
+        assert posted.inboxes == 2
+        [delivery] = await store.messages.receive(PERCY)
+        assert (delivery.message, delivery.attempt) == (posted.message, 1)
+        assert await store.messages.receive(PERCY) == []
+        status = await store.messages.status(PERCY)
+        assert (status.waiting, status.held) == (0, 1)
+        assert await store.messages.acknowledge(PERCY, [delivery.entry, 987654]) == [delivery.entry]
+        assert await store.messages.acknowledge(PERCY, [delivery.entry]) == []
+        assert (await store.messages.status(PERCY)).held == 0
+        assert len(await store.messages.receive(Party(id="coder").inbox)) == 1
+
+    async def test_an_inbox_cannot_acknowledge_for_another(self, store: Store) -> None:
+        await store.messages.append(make_new_message("percy"))
+        [delivery] = await store.messages.receive(PERCY)
+        assert await store.messages.acknowledge("agent:coder", [delivery.entry]) == []
+        assert (await store.messages.status(PERCY)).held == 1
+
+    async def test_numbers_and_text_beyond_all_bounds_match_nothing_or_are_refused(self, store: Store) -> None:
+        await store.messages.append(make_new_message("percy"))
+        assert await store.messages.read_conversation("conv_1", after=2**70) == []
+        assert len(await store.messages.read_conversation("conv_1", after=-(2**70))) == 1
+        assert await store.messages.acknowledge(PERCY, [2**70, -(2**70), 0]) == []
+        assert await store.messages.find("psk:\ud800", "k") is None
+        assert await store.messages.read_conversation("\ud800") == []
+        assert await store.jobs.get("\ud800") is None
+        with pytest.raises(JobNotFound):
+            await store.jobs.events("\ud800", after=2**70)
+
+    async def test_what_is_not_acknowledged_comes_again(self, store: Store) -> None:
+        await store.messages.append(make_new_message("percy"))
+        [first] = await store.messages.receive(PERCY, hold=0)
+        [second] = await store.messages.receive(PERCY, hold=60)
+        assert (first.entry, first.attempt, second.attempt) == (second.entry, 1, 2)
+
+    async def test_several_receivers_of_one_inbox_share_it(self, store: Store) -> None:
+        await asyncio.gather(*(store.messages.append(make_new_message("percy")) for _ in range(50)))
+        batches = await asyncio.gather(*(store.messages.receive(PERCY, limit=7) for _ in range(10)))
+        entries = [delivery.entry for batch in batches for delivery in batch]
+        assert len(entries) == len(set(entries)) == 50
+
+    async def test_messages_are_received_by_priority_then_age_and_not_after_their_time(self, store: Store) -> None:
+        for text, priority in (("a", 2), ("b", 4), ("c", 2)):
+            await store.messages.append(make_new_message("percy", text=text, priority=priority))
+        await store.messages.append(make_new_message("percy", text="late", expires_at=time.time() - 1))
+        got = await store.messages.receive(PERCY, limit=10)
+        assert [join_text(delivery.message.parts) for delivery in got] == ["b", "a", "c"]
+
+    async def test_what_is_published_passes_by_inboxes_that_are_full(self, store: Store) -> None:
+        for inbox in ("quick", "slow"):
+            await store.messages.subscribe("news", inbox)
+        posted = []
+        for number in range(4):
+            posted.append(await store.messages.publish("news", make_new_message(text=str(number)), most=3))
+            (got,) = await store.messages.receive("quick")
+            await store.messages.acknowledge("quick", [got.entry])
+        assert [(each.inboxes, each.full) for each in posted] == [(2, 0), (2, 0), (2, 0), (1, 1)]
+        assert [join_text(each.message.parts) for each in await store.messages.receive("slow")] == ["0", "1", "2"]
+        together = await asyncio.gather(*(store.messages.publish("news", make_new_message(), most=3) for _ in range(5)))
+        assert [(each.inboxes, each.full) for each in together] == [(1, 1)] * 3 + [(0, 2)] * 2
+
+    async def test_topics_reach_every_subscriber_once(self, store: Store) -> None:
+        assert await store.messages.subscribe("news", "agent:a")
+        assert not await store.messages.subscribe("news", "agent:a")
+        assert await store.messages.subscribe("news", "agent:b")
+        assert await store.messages.subscribe("other", "agent:c")
+        assert await store.messages.list_subscribers("news") == ["agent:a", "agent:b"]
+        await store.messages.subscribe("third", "agent:c")
+        counts = [(inbox, most) for inbox in ("agent:a", "agent:c", "stranger") for most in (1, 9)]
+        assert [await store.messages.count_topics(*each) for each in counts] == [1, 1, 1, 2, 0, 0]
+        await store.messages.unsubscribe("third", "agent:c")
+        assert await store.messages.list_topics() == [("news", 2), ("other", 1)]
+        assert await store.messages.list_topics(after="news", limit=1) == [("other", 1)]
+        posted = await store.messages.publish("news", make_new_message("a"))
+        assert (posted.inboxes, posted.message.topic) == (2, "news")
+        assert [len(await store.messages.receive(f"agent:{each}")) for each in "abc"] == [1, 1, 0]
+        assert await store.messages.unsubscribe("news", "agent:a")
+        assert not await store.messages.unsubscribe("news", "agent:a")
+        assert (await store.messages.publish("news", make_new_message())).inboxes == 1
+        assert (await store.messages.publish("unread", make_new_message())).inboxes == 0
+
+    async def test_a_watcher_of_an_inbox_hears_of_what_arrives(self, store: Store) -> None:
+        await store.messages.subscribe("news", PERCY)
+        with store.notices.watch(inbox_topic(PERCY)) as bell:
+            await store.messages.append(make_new_message("percy"))
+            assert await bell.wait(TIMEOUT)
+            await store.messages.publish("news", make_new_message())
+            assert await bell.wait(TIMEOUT)
+
+    async def test_pruning_removes_old_messages_everywhere_and_keeps_the_numbering(self, store: Store) -> None:
+        old = await store.messages.append(make_new_message("percy", key="k"))
+        await store.messages.append(make_new_message("percy"))
+        assert await store.messages.prune(old.message.sent_at - 1) == 0
+        assert await store.messages.prune(time.time() + 60, limit=1) == 1
+        assert await store.messages.prune(time.time() + 60) == 1
+        assert await store.messages.get(old.message.message_id) is None
+        assert await store.messages.find("psk:alice", "k") is None
+        assert await store.messages.receive(PERCY) == []
+        assert (await store.messages.append(make_new_message())).message.number == 3
+
+    async def test_what_waited_in_vain_leaves_the_inboxes_and_stays_in_its_conversation(self, store: Store) -> None:
+        soon = time.time() + 2.5
+        await store.messages.append(make_new_message("percy", text="held", expires_at=soon))
+        (held,) = await store.messages.receive(PERCY, hold=60)
+        for text in ("a", "b"):
+            await store.messages.append(make_new_message("percy", text=text, expires_at=soon - 60))
+        await store.messages.append(make_new_message("percy", text="later", expires_at=soon + 3600))
+        await store.messages.append(make_new_message("percy", text="any time"))
+        await wait_until(lambda: _is_over(soon))
+        assert [await store.messages.expire(limit=1) for _ in range(3)] == [1, 1, 0]
+        assert [join_text(each.message.parts) for each in await store.messages.receive(PERCY)] == ["later", "any time"]
+        assert await store.messages.acknowledge(PERCY, [held.entry]) == [held.entry]
+        assert len(await store.messages.read_conversation("conv_1")) == 5
+
+    async def test_a_message_and_the_job_that_brings_it_are_written_together(self, store: Store) -> None:
+        new = make_new_message("percy", key="k", is_brought=True)
+        posted = await store.messages.append(new, make_new_job(job_id="task_1"))
+        assert posted.job is not None
+        assert posted.job == summary_from_job(await read_job(store, "task_1"))
+        again = await store.messages.append(new, make_new_job(job_id="task_2"))
+        assert (again.is_new, again.job, again.message) == (False, None, posted.message)
+        assert await store.jobs.get("task_2") is None
+
+    async def test_neither_is_there_if_one_of_the_two_is_refused(self, store: Store) -> None:
+        first = make_new_message("percy", key="k", is_brought=True)
+        await store.messages.append(first, make_new_job(job_id="task_1"))
+        other = make_new_message("percy", key="other", is_brought=True)
+        with pytest.raises(Conflict):  # the job is there already
+            await store.messages.append(other, make_new_job(job_id="task_1"))
+        assert await store.messages.get(other.message_id) is None
+        with pytest.raises(Conflict):  # the key was for another message
+            await store.messages.append(make_new_message("percy", key="k", text="else"), make_new_job(job_id="task_2"))
+        with pytest.raises(BadInput):
+            await store.messages.append(
+                make_new_message("percy", key="high"), make_new_job(job_id="task_2", priority=9)
+            )
+        assert await store.jobs.get("task_2") is None
+        assert (await store.messages.append(make_new_message())).message.number == 2
+
+    async def test_messages_with_jobs_that_come_at_once_do_not_disturb_each_other(self, store: Store) -> None:
+        """Each of these keys comes twice, and every third job cannot be."""
+        await store.jobs.accept(make_new_job(job_id="taken"))
+
+        async def post(number: int) -> str:
+            job_id = "taken" if number % 3 == 0 else f"task_{number}_{new_id()}"
+            new = make_new_message("percy", text=str(number), key=str(number), is_brought=True)
+            try:
+                posted = await store.messages.append(new, make_new_job(job_id=job_id))
+            except Conflict:
+                return "refused"
+            return "new" if posted.job is not None else "known"
+
+        said = await asyncio.gather(*(post(number // 2) for number in range(60)))
+        for number in range(30):
+            assert sorted(said[2 * number : 2 * number + 2]) == (
+                ["refused"] * 2 if number % 3 == 0 else ["known", "new"]
+            )
+        kept = await store.messages.read_conversation("conv_1")
+        assert [message.number for message in kept] == list(range(1, 21))
+        assert len((await store.jobs.list(JobFilter())).jobs) == 21
+
+    async def test_a_page_of_large_messages_is_shorter_but_never_empty(self, store: Store) -> None:
+        for _ in range(6):
+            await store.messages.append(make_new_message(text="x" * 1000))
+
+        async def numbers(after: int, max_bytes: int) -> list[int]:
+            return [
+                m.number for m in await store.messages.read_conversation("conv_1", after=after, max_bytes=max_bytes)
+            ]
+
+        assert await numbers(0, 4000) in ([1, 2], [1, 2, 3])
+        assert await numbers(2, 1) == [3]
+        assert await numbers(0, 10**6) == [1, 2, 3, 4, 5, 6]
+        assert await numbers(6, 1) == []
+
+    async def test_large_messages_are_received_a_few_at_a_time_and_the_others_go_on_waiting(self, store: Store) -> None:
+        for number in range(5):
+            await store.messages.append(make_new_message("percy", text=f"{number}{'x' * 1000}"))
+        seen: list[str] = []
+        for _ in range(3):
+            got = await store.messages.receive(PERCY, limit=10, max_bytes=3000)
+            assert len(got) <= 2
+            seen += [join_text(delivery.message.parts)[0] for delivery in got]
+            assert all(delivery.attempt == 1 for delivery in got)
+        assert seen == ["0", "1", "2", "3", "4"]
+        await store.messages.append(make_new_message("percy", text="x" * 1000))
+        assert len(await store.messages.receive(PERCY, max_bytes=1)) == 1
+
+
+ALICE, BOB = "psk:alice", "psk:bob"
+
+
+LONG = IdReservation(seconds=3600, names=10)
+
+
+def look(at: float, agent_id: str = "percy", **about: Any) -> HealthCheck:
+    return HealthCheck(agent_id=agent_id, checked_at=at, **{"status": "online", **about})
+
+
+async def left_behind(store: Store) -> None:
+    """A message and a subscription of an agent whose registration has ended."""
+    await store.registrations.register(make_manifest("percy"), ALICE)
+    await store.messages.append(make_new_message("percy", text="for alice's percy only"))
+    await store.messages.subscribe("news", PERCY)
+    assert await store.registrations.remove("percy", ALICE)
+
+
+class RegistrationStoreContract:
+    """The contract of `Store.registrations` and `Store.health`: leases, owners, changes, reserved ids, history."""
+
+    async def test_a_registered_agent_comes_back_whole(self, store: Store) -> None:
+        manifest = make_manifest(
+            "percy",
+            Capability(name="reason", streaming=True, modalities=("text", "image"), max_timeout_ms=5000,
+                       input_schema={"type": "object"}, output_schema={"type": "string"}),
+            display_name="Percy", version="1.2.3", description="thinks", runtime="http", node_id="node-1",
+            delegate_id="d", cog_id="c", realm="r", trust_tier="org", tags=("a", "b"), metadata={"x": [1]},
+        )  # fmt: skip
+        made = await store.registrations.register(manifest, ALICE, lease=60)
+        assert made.manifest == manifest
+        assert (made.owner, made.revision) == (ALICE, 1)
+        assert made.lease_until == pytest.approx(time.time() + 60, abs=10)
+        assert await store.registrations.get("percy") == made
+        assert await store.registrations.get("stranger") is None
+
+    async def test_registering_again_replaces_but_only_by_its_owner(self, store: Store) -> None:
+        first = await store.registrations.register(make_manifest("percy", "reason"), ALICE)
+        second = await store.registrations.register(make_manifest("percy", "fly"), ALICE)
+        assert second.registered_at == first.registered_at
+        assert second.revision > first.revision
+        with pytest.raises(Forbidden):
+            await store.registrations.register(make_manifest("percy", "steal"), BOB)
+        kept = await store.registrations.get("percy")
+        assert kept is not None
+        assert [each.name for each in kept.manifest.capabilities] == ["fly"]
+        assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(capability="reason"))] == []
+
+    async def test_an_agent_whose_lease_ran_out_may_be_registered_by_somebody_else(self, store: Store) -> None:
+        await store.registrations.register(make_manifest("percy"), ALICE, lease=0)
+        assert (await store.registrations.register(make_manifest("percy"), BOB)).owner == BOB
+
+    async def test_renewing_extends_the_lease_and_is_no_change_for_others(self, store: Store) -> None:
+        made = await store.registrations.register(make_manifest("percy"), ALICE, lease=10)
+        renewed = await store.registrations.renew("percy", ALICE, lease=3600)
+        assert renewed.revision == made.revision
+        assert (renewed.lease_until or 0) > (made.lease_until or 0)
+        assert renewed.seen_at >= made.seen_at
+        assert await store.registrations.get("percy") == renewed
+        with pytest.raises(Forbidden):
+            await store.registrations.renew("percy", BOB)
+        with pytest.raises(AgentNotFound):
+            await store.registrations.renew("stranger", ALICE)
+
+    async def test_only_the_owner_removes(self, store: Store) -> None:
+        await store.registrations.register(make_manifest("percy"), ALICE)
+        with pytest.raises(Forbidden):
+            await store.registrations.remove("percy", BOB)
+        assert await store.registrations.remove("percy", ALICE)
+        assert not await store.registrations.remove("percy", ALICE)
+        assert await store.registrations.get("percy") is None
+
+    async def test_expired_registrations_are_removed_once(self, store: Store) -> None:
+        await store.registrations.register(make_manifest("gone"), ALICE, lease=0)
+        await store.registrations.register(make_manifest("alive"), ALICE, lease=60)
+        await store.registrations.register(make_manifest("forever"), ALICE)
+        batches = await asyncio.gather(*(store.registrations.expire() for _ in range(5)))
+        assert [agent_id for batch in batches for agent_id in batch] == ["gone"]
+        assert [row.agent_id for row in await store.registrations.list(RegistrationFilter())] == ["alive", "forever"]
+
+    async def test_changes_tell_each_agent_once_with_its_latest_state(self, store: Store) -> None:
+        for agent_id in ("a", "b", "c"):
+            await store.registrations.register(make_manifest(agent_id), ALICE)
+        seen = await store.registrations.read_changes(0)
+        assert [(change.agent_id, change.registration is None) for change in seen] == [
+            ("a", False), ("b", False), ("c", False),
+        ]  # fmt: skip
+        await store.registrations.register(make_manifest("a", "new"), ALICE)
+        await store.registrations.remove("b", ALICE)
+        later = await store.registrations.read_changes(seen[-1].revision)
+        assert [(change.agent_id, change.registration is None) for change in later] == [("a", False), ("b", True)]
+        assert later[0].registration == await store.registrations.get("a")
+        assert await store.registrations.read_changes(later[-1].revision) == []
+        assert len(await store.registrations.read_changes(0, limit=2)) == 2
+
+    async def test_an_agent_that_came_back_is_no_longer_gone(self, store: Store) -> None:
+        await store.registrations.register(make_manifest("a"), ALICE)
+        await store.registrations.remove("a", ALICE)
+        await store.registrations.register(make_manifest("a"), BOB)
+        [change] = await store.registrations.read_changes(0)
+        assert change.registration is not None
+        assert change.registration.owner == BOB
+
+    async def test_a_follower_of_changes_misses_none_while_many_register(self, store: Store) -> None:
+        seen: set[str] = set()
+
+        async def follow() -> None:
+            after = 0
+            with store.notices.watch(AGENTS_TOPIC) as bell:
+                while len(seen) < 60:
+                    for change in await store.registrations.read_changes(after, limit=7):
+                        seen.add(change.agent_id)
+                        after = change.revision
+                    if not await store.registrations.read_changes(after) and len(seen) < 60:
+                        assert await bell.wait(TIMEOUT)
+
+        follower = asyncio.create_task(follow())
+        await asyncio.gather(*(store.registrations.register(make_manifest(f"a{n}"), ALICE) for n in range(60)))
+        async with asyncio.timeout(TIMEOUT):
+            await follower
+        assert seen == {f"a{n}" for n in range(60)}
+
+    @pytest.mark.parametrize(
+        ("wanted", "found"),
+        [
+            ({}, ["one", "two"]),
+            ({"owner": BOB}, ["two"]),
+            ({"capability": "Parse-Recipe"}, ["one"]),
+            ({"tag": "x"}, ["one", "two"]),
+            ({"tag": "y"}, ["two"]),
+            ({"runtime": "http"}, ["one"]),
+            ({"node_id": "n2"}, ["two"]),
+            ({"trust_tier": "public"}, ["two"]),
+            ({"realm": "r"}, ["one"]),
+            ({"cog_id": "c"}, ["one"]),
+            ({"delegate_id": "d"}, ["one"]),
+            ({"tag": "y", "runtime": "http"}, []),
+        ],
+    )
+    async def test_every_field_of_a_manifest_can_be_searched(
+        self, store: Store, wanted: dict[str, Any], found: list[str]
+    ) -> None:  # fmt: skip
+        one = make_manifest("one", "parse_recipe", tags=("x",), runtime="http", realm="r", cog_id="c", delegate_id="d")
+        two = make_manifest("two", "fly", tags=("x", "y"), runtime="mcp", node_id="n2", trust_tier="public")
+        await store.registrations.register(one, ALICE)
+        await store.registrations.register(two, BOB)
+        assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(**wanted))] == found
+
+    async def test_listing_goes_page_by_page(self, store: Store) -> None:
+        for n in range(5):
+            await store.registrations.register(make_manifest(f"a{n}"), ALICE)
+        first = await store.registrations.list(RegistrationFilter(), limit=3)
+        rest = await store.registrations.list(RegistrationFilter(), after=first[-1].agent_id)
+        assert [row.agent_id for row in (*first, *rest)] == ["a0", "a1", "a2", "a3", "a4"]
+
+    async def test_health_is_kept_as_a_history_newest_first(self, store: Store) -> None:
+        looks = [look(1.0), look(2.0, status="offline", error="refused", node_id="n2"), look(3.0, latency=0.25)]
+        await store.health.append(looks)
+        await store.health.append([look(9.0, "other")])
+        assert list(await store.health.read("percy")) == looks[::-1]
+        assert list(await store.health.read("percy", since=2.0, until=3.0)) == [looks[1]]
+        assert list(await store.health.read("percy", limit=1)) == [looks[2]]
+        assert await store.health.read("stranger") == []
+        await store.health.append([])
+
+    async def test_descriptions_are_replaced_by_agent_and_connection(self, store: Store) -> None:
+        first = StoredDescription(agent_id="percy", connection="a", body=b'{"version":"1"}', seen_at=1.0)
+        other = msgspec.structs.replace(first, connection="b", seen_at=2.0)
+        last = msgspec.structs.replace(first, agent_id="zed", body=b"\x00\xff", seen_at=3.0)
+        await store.descriptions.put([last, other, first])
+        assert list(await store.descriptions.read()) == [first, other, last]
+        assert list(await store.descriptions.read(limit=1)) == [first]
+        assert list(await store.descriptions.read(after=("percy", "a"))) == [other, last]
+        newer = msgspec.structs.replace(first, body=b"{}", seen_at=5.0)
+        await store.descriptions.put([newer])
+        await store.descriptions.put([])
+        assert await store.descriptions.prune(3.0) == 1
+        assert list(await store.descriptions.read()) == [newer, last]
+
+    async def test_large_descriptions_are_read_in_pages(self, store: Store) -> None:
+        large = [
+            StoredDescription(agent_id=f"a{number}", connection="c", body=bytes(9 << 20), seen_at=1.0)
+            for number in range(3)
+        ]
+        await store.descriptions.put(large)
+        names: list[str] = []
+        while page := await store.descriptions.read(after=(names[-1], "c") if names else ("", "")):
+            assert len(page) == 1
+            names += [each.agent_id for each in page]
+        assert names == ["a0", "a1", "a2"]
+
+    async def test_old_health_is_forgotten(self, store: Store) -> None:
+        await store.health.append([look(1.0), look(2.0), look(2.0, "other")])
+        assert await store.health.prune(2.0) == 1
+        assert list(await store.health.read("percy")) == [look(2.0)]
+
+    @pytest.mark.parametrize("ending", ["removed", "run out", "expired"])
+    async def test_an_id_that_lapsed_is_reserved_for_its_owner(self, store: Store, ending: str) -> None:
+        await store.registrations.register(make_manifest("percy"), ALICE, lease=None if ending == "removed" else 0)
+        if ending == "removed":
+            await store.registrations.remove("percy", ALICE)
+        if ending == "expired":
+            assert await store.registrations.expire() == ["percy"]
+        with pytest.raises(Forbidden, match="reserved"):
+            await store.registrations.register(make_manifest("percy"), BOB, reservation=LONG)
+        assert (await store.registrations.register(make_manifest("percy"), ALICE, reservation=LONG)).owner == ALICE
+
+    async def test_the_owner_who_comes_back_finds_inbox_and_subscriptions_and_is_no_newcomer(
+        self, store: Store
+    ) -> None:
+        first = await store.registrations.register(make_manifest("percy"), ALICE)
+        await left_behind(store)
+        again = await store.registrations.register(make_manifest("percy"), ALICE, reservation=LONG)
+        assert again.registered_at == first.registered_at
+        assert (await store.messages.status(PERCY)).waiting == 1
+        assert await store.messages.list_subscribers("news") == [PERCY]
+
+    async def test_another_owner_begins_with_an_empty_inbox_and_no_subscriptions(self, store: Store) -> None:
+        await left_behind(store)
+        over = IdReservation(seconds=0, names=10)
+        taken = await store.registrations.register(make_manifest("percy"), BOB, reservation=over)
+        assert taken.owner == BOB
+        assert (await store.messages.status(PERCY)).waiting == 0
+        assert await store.messages.receive(PERCY) == []
+        assert await store.messages.list_subscribers("news") == []
+        assert await store.messages.list_topics() == []
+
+    async def test_an_heir_of_a_lease_that_ran_out_inherits_nothing_either(self, store: Store) -> None:
+        await left_behind(store)
+        await store.registrations.register(make_manifest("percy"), ALICE, lease=0)
+        await store.registrations.register(make_manifest("percy"), BOB)
+        assert (await store.messages.status(PERCY)).waiting == 0
+        assert await store.messages.list_subscribers("news") == []
+
+    async def test_messages_to_an_id_that_nobody_ever_held_wait_for_its_first_owner(self, store: Store) -> None:
+        await store.messages.subscribe("news", PERCY)
+        await store.registrations.register(make_manifest("percy"), BOB, reservation=LONG)
+        assert await store.messages.list_subscribers("news") == [PERCY]
+
+    async def test_only_an_owner_s_latest_ids_are_reserved_so_nobody_hoards_them(self, store: Store) -> None:
+        for number in range(4):
+            await store.registrations.register(make_manifest(f"percy-{number}"), ALICE)
+        for number in range(4):
+            await store.registrations.remove(f"percy-{number}", ALICE)
+        few = IdReservation(seconds=3600, names=2)
+        assert (await store.registrations.register(make_manifest("percy-0"), BOB, reservation=few)).owner == BOB
+        with pytest.raises(Forbidden, match="reserved"):
+            await store.registrations.register(make_manifest("percy-3"), BOB, reservation=few)
 
 
 @pytest.mark.asyncio
-class StoreContract(JobStoreContract, MessageStoreContract, RegistrationStoreContract):
+class StoreContract(JobStoreContract, MessageStoreContract, RegistrationStoreContract, LoginStoreContract):
     """What every store promises. Subclass it, and add a fixture `store`: an empty store that is open."""

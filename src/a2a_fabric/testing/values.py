@@ -8,13 +8,11 @@ from typing import Any, TypeVar
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimRequest, HoldRequest, Job, JobOutcome, NewJob, new_job_id
 from a2a_fabric.core.message import NewMessage, Party, new_message_id
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Event, Part, Result, token
 from a2a_fabric.core.stores import Store
-from a2a_fabric.core.trace import new_trace
 
 TIMEOUT = 30.0  # seconds until a test gives up waiting
 LOCAL_CALLER = Principal(mode="psk", principal_id="alice", trust="local")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.ports import load_module
+from a2a_fabric.tools.computation import compute
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
-from a2a_fabric.tools.toolkit import TimeLimit, run_in_thread
+from a2a_fabric.tools.toolkit import TimeLimit
 
 if TYPE_CHECKING:  # at run time the first call imports it
     from markdown_it import MarkdownIt
@@ -39,8 +40,8 @@ class MarkdownResult(TypedDict):
     toc: NotRequired[list[Heading]]
 
 
-async def _render_markdown(arguments: MarkdownArguments, _: Toolbox) -> MarkdownResult:
-    return await run_in_thread(render, arguments)
+async def _render_markdown(arguments: MarkdownArguments, toolbox: Toolbox) -> MarkdownResult:
+    return await compute(toolbox.computations, len(arguments.markdown) * 10, render, arguments)
 
 
 def render(_: TimeLimit, arguments: MarkdownArguments) -> MarkdownResult:

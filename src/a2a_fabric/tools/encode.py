@@ -9,8 +9,9 @@ from urllib.parse import quote, unquote
 
 from msgspec import Meta
 
+from a2a_fabric.tools.computation import compute
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
-from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, run_in_thread, tool_error
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, tool_error
 
 _ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 _MAX_TEXT = 5_000_000
@@ -77,8 +78,8 @@ class URLResult(TypedDict):
     result_length: int
 
 
-async def _convert_url(arguments: URLArguments, _: Toolbox) -> URLResult:
-    return await run_in_thread(_percent_encode, arguments)
+async def _convert_url(arguments: URLArguments, toolbox: Toolbox) -> URLResult:
+    return await compute(toolbox.computations, len(arguments.text), _percent_encode, arguments)
 
 
 def _percent_encode(_: TimeLimit, arguments: URLArguments) -> URLResult:

@@ -13,8 +13,9 @@ from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
+from a2a_fabric.tools.computation import compute
 from a2a_fabric.tools.regex import RegexPattern
-from a2a_fabric.tools.sandbox import WalkEntry, open_regular, to_printable, walk
+from a2a_fabric.tools.sandbox import Sandbox, WalkEntry, open_regular, to_printable, walk
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
 from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, find_encoding, run_in_thread, tool_error
 
@@ -176,17 +177,20 @@ class SearchFilesResult(TypedDict):
 
 
 async def _search_files(arguments: SearchFilesArguments, toolbox: Toolbox) -> SearchFilesResult:
-    return await run_in_thread(_search_blocking, arguments, toolbox)
+    max_bytes = toolbox.settings.io_max_bytes
+    return await compute(toolbox.computations, max_bytes, _search_blocking, arguments, toolbox.files, max_bytes)
 
 
-def _search_blocking(time_limit: TimeLimit, arguments: SearchFilesArguments, toolbox: Toolbox) -> SearchFilesResult:
+def _search_blocking(
+    time_limit: TimeLimit, arguments: SearchFilesArguments, files: Sandbox, max_bytes: int
+) -> SearchFilesResult:
     pattern = RegexPattern(arguments.pattern)
     matches: list[FileMatch] = []
-    with _translate_errors("SEARCH_ERROR", arguments.path), toolbox.files.open_folder(arguments.path) as folder:
+    with _translate_errors("SEARCH_ERROR", arguments.path), files.open_folder(arguments.path) as folder:
         for entry in walk(folder, time_limit, recursive=True):
             if not _is_regular(entry) or not _matches_glob(entry, arguments.file_pattern):
                 continue
-            for match in _find_matches(entry, pattern, toolbox.settings.io_max_bytes, time_limit):
+            for match in _find_matches(entry, pattern, max_bytes, time_limit):
                 if len(matches) == _MAX_MATCHES:
                     return {"matches": matches, "count": len(matches), "truncated": True}
                 matches.append(match)

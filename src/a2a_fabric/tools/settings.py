@@ -16,6 +16,9 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...], Meta(description="Tools (`web.http_request`) or whole categories (`web`) to switch off.")
     ] = ()
     threads: Annotated[int, Meta(ge=1, le=64, description="Threads for tools whose work takes long.")] = 4
+    processes: Annotated[
+        int, Meta(ge=1, le=64, description="Processes for tools that compute for long; they start when needed.")
+    ] = 2
     io_root: Annotated[
         str, Meta(description="The only folder that io.* and system.execute see; relative to the configuration file.")
     ] = "files"

@@ -17,12 +17,13 @@ import msgspec
 from a2a_fabric.core.agent import SideEffects, TrustTier
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.sandbox import Sandbox
 from a2a_fabric.tools.settings import ToolSettings
 
 
 class Toolbox:
-    """What handlers work with. The web client and the threads belong to the caller, who closes them."""
+    """What handlers work with. The web client, threads and processes belong to the caller, who closes them."""
 
     def __init__(
         self,
@@ -31,12 +32,14 @@ class Toolbox:
         web: HTTPClient,
         environ: Mapping[str, str],
         threads: WorkerThreads | None = None,
+        computations: Computations | None = None,
     ) -> None:
         self.settings = settings
         self.files = Sandbox((base / settings.io_root).resolve())
         self.web = web
         self.environ = environ
         self.threads = threads
+        self.computations = computations
 
 
 ToolHandler = Callable[[Any, Toolbox], Awaitable[Mapping[str, Any]]]

@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.tools.computation import compute
 from a2a_fabric.tools.regex import RegexPattern, Spans
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
-from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, run_in_thread, tool_error
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, tool_error
 
 MAX_TEXT = 1_000_000
 _MAX_MATCHES = 10_000
@@ -41,8 +42,8 @@ class RegexResult(TypedDict):
     pattern: str
 
 
-async def _match_regex(arguments: RegexArguments, _: Toolbox) -> RegexResult:
-    return await run_in_thread(_find_matches, arguments)
+async def _match_regex(arguments: RegexArguments, toolbox: Toolbox) -> RegexResult:
+    return await compute(toolbox.computations, len(arguments.text), _find_matches, arguments)
 
 
 def _find_matches(time_limit: TimeLimit, arguments: RegexArguments) -> RegexResult:
@@ -91,8 +92,9 @@ class TransformResult(TypedDict):
     operations_applied: int
 
 
-async def _transform(arguments: TransformArguments, _: Toolbox) -> TransformResult:
-    return await run_in_thread(_apply_operations, arguments)
+async def _transform(arguments: TransformArguments, toolbox: Toolbox) -> TransformResult:
+    weight = len(arguments.text) * len(arguments.operations)
+    return await compute(toolbox.computations, weight, _apply_operations, arguments)
 
 
 def _apply_operations(time_limit: TimeLimit, arguments: TransformArguments) -> TransformResult:
@@ -167,8 +169,10 @@ class DiffResult(TypedDict):
     total_changes: int
 
 
-async def _compare_texts(arguments: DiffArguments, _: Toolbox) -> DiffResult:
-    return await run_in_thread(_build_diff, arguments)
+async def _compare_texts(arguments: DiffArguments, toolbox: Toolbox) -> DiffResult:
+    line_pairs = arguments.original.count("\n") * arguments.modified.count("\n")
+    weight = line_pairs + len(arguments.original) + len(arguments.modified)
+    return await compute(toolbox.computations, weight, _build_diff, arguments)
 
 
 def _build_diff(time_limit: TimeLimit, arguments: DiffArguments) -> DiffResult:

@@ -47,7 +47,7 @@ def tool_error(code: str, message: str) -> FabricError:
     return error_from_code(CODES[code], message[:500], {"tool_error": code})
 
 
-_TIME_LIMIT = 10.0  # seconds
+TIME_LIMIT = 10.0  # seconds of blocking work
 
 
 class TimeLimit:
@@ -67,7 +67,7 @@ class TimeLimit:
 
 
 async def run_in_thread(function: Callable[Concatenate[TimeLimit, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    time_limit = TimeLimit(_TIME_LIMIT)
+    time_limit = TimeLimit(TIME_LIMIT)
     try:
         return await run_in_worker_thread(function, time_limit, *args, **kwargs)
     finally:

@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.tools.fetch import WebToolRequest, WebToolResponse, fetch
-from a2a_fabric.tools.html_page import read_page
+from a2a_fabric.tools.computation import Computations, compute
+from a2a_fabric.tools.fetch import WebToolRequest, WebToolResponse, fetch, read_page
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
-from a2a_fabric.tools.toolkit import encode_utf8, run_in_thread, tool_error
+from a2a_fabric.tools.toolkit import encode_utf8, tool_error
 
 _MAX_BODY = 100_000
 _FETCH_TIMEOUT = 30.0
@@ -101,12 +101,18 @@ async def _fetch_page(arguments: FetchPageArguments, toolbox: Toolbox) -> FetchP
     content_type = response.content_type.lower()
     if content_type and not content_type.startswith(_TEXT_TYPES):
         raise tool_error("FETCH_ERROR", f"{response.url[:200]} is {content_type[:100]}, which is not text")
-    return await _build_page_result(response, arguments)
+    return await _build_page_result(response, arguments, toolbox.computations)
 
 
-async def _build_page_result(response: WebToolResponse, arguments: FetchPageArguments) -> FetchPageResult:
+async def _build_page_result(
+    response: WebToolResponse, arguments: FetchPageArguments, computations: Computations | None
+) -> FetchPageResult:
     source = response.text
-    page = await run_in_thread(read_page, source, response.url) if "html" in response.content_type.lower() else None
+    page = (
+        await compute(computations, len(source), read_page, source, response.url)
+        if "html" in response.content_type.lower()
+        else None
+    )
     text = (page.text if page else source)[: arguments.max_length] if arguments.extract_text else ""
     return {
         "title": page.title if page else None,

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -26,13 +27,22 @@ from starlette.routing import BaseRoute, Match, Route, Router
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
-from a2a_fabric.core.trace import Trace, new_trace
+from a2a_fabric.core.propagation import Trace, new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
-from a2a_fabric.doors.edge import ClientDisconnected, head_from_scope, read_body
+from a2a_fabric.doors.edge import (
+    HEAD_KEY,
+    VIEW_HEADER,
+    VIEW_PREFIX_KEY,
+    ClientDisconnected,
+    RequestHead,
+    head_from_scope,
+    read_body,
+)
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 READYZ_PATH = "/readyz"
+VIEWS_PATH = "/views/"
 _STORE_TIMEOUT = 2.0
 _CACHE_SECONDS = 1.0
 _MAX_FOUND_ROUTES = 1024
@@ -128,11 +138,13 @@ class WebApp:
         body_bytes: int = 4 * 1024 * 1024,
         token_middleware: TokenMiddleware | None = None,
         check_store: Callable[[], Awaitable[object]] | None = None,
+        views: Sequence[str] = (),
+        pages: Sequence[BaseRoute] = (),
     ) -> None:
         self._hot_paths: dict[str, ASGIApp] = {}
         self._websockets: dict[str, ASGIApp] = {}
         readiness = Readiness(check_store)
-        routes: list[BaseRoute] = [Route("/", _serve_front_page, methods=["GET"]), readiness.route]
+        routes: list[BaseRoute] = [Route("/", _serve_front_page, methods=["GET"]), readiness.route, *pages]
         for door in doors:
             self._hot_paths.update(door.hot)
             self._websockets.update(door.sockets)
@@ -145,6 +157,11 @@ class WebApp:
             self._websockets = {path: token_middleware.wrap(app) for path, app in self._websockets.items()}
             self._default_app = token_middleware.wrap(self._route)
             routes[:0] = token_middleware.routes
+        self._hot_paths |= {
+            f"{VIEWS_PATH}{name}{path}": _serve_view(name, path, app)
+            for name in views
+            for path, app in self._hot_paths.items()
+        }
         self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
@@ -164,6 +181,8 @@ class WebApp:
             stop()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(VIEWS_PATH) or b"view=" in scope.get("query_string", b""):
+            scope = _narrow_scope(scope)
         hot = self._hot_paths.get(scope["path"]) if scope["type"] == "http" else None
         if hot is not None:
             await hot(scope, receive, send)
@@ -196,6 +215,44 @@ class WebApp:
             return None
         scope.update(child_scope)
         return route.handle
+
+
+def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
+    """The hot path of a view."""
+
+    async def serve(scope: Any, receive: Receive, send: Send) -> None:
+        await app(_add_views(scope, [name], VIEWS_PATH + name, path), receive, send)
+
+    return serve
+
+
+def _narrow_scope(scope: Any) -> Any:
+    """`/views/NAME/rest` and `rest?view=NAME` as a request for `rest` with the header `X-Fabric-View: NAME`.
+
+    The credentials may be bound to a view already. The resolver adds the named ones, so a request gets no wider.
+    """
+    path, prefix, names = scope["path"], "", []
+    if path.startswith(VIEWS_PATH):
+        name, _, rest = path[len(VIEWS_PATH) :].partition("/")
+        path, prefix, names = f"/{rest}", VIEWS_PATH + quote(name, safe=""), [name]
+    pairs = scope.get("query_string", b"").split(b"&")
+    views = [pair for pair in pairs if pair.startswith(b"view=")]
+    names += [unquote_plus(pair[len(b"view=") :].decode("latin-1")) for pair in views]
+    narrowed = _add_views(scope, names, prefix, path)
+    narrowed["query_string"] = b"&".join(pair for pair in pairs if pair not in views)
+    return narrowed
+
+
+def _add_views(scope: Any, names: list[str], prefix: str, path: str) -> Any:
+    if not names:
+        return dict(scope)
+    named = [value.decode("latin-1") for header, value in scope["headers"] if header == VIEW_HEADER]
+    headers = [(header, value) for header, value in scope["headers"] if header != VIEW_HEADER]
+    headers.append((VIEW_HEADER, ",".join((*named, *names)).encode("latin-1", "replace")))
+    raw_path = quote(path).encode()
+    narrowed = {**scope, "path": path, "raw_path": raw_path, "headers": headers, VIEW_PREFIX_KEY: prefix}
+    narrowed[HEAD_KEY] = RequestHead(headers)
+    return narrowed
 
 
 async def _reject_websocket(scope: Any, receive: Receive, send: Send) -> None:

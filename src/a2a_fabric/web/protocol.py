@@ -13,6 +13,9 @@ Invariants of a connection:
   stays in `_buffer`. Bytes are parsed in slices, so a slice bounds how many requests can wait.
 * A reply that leaves before the request's body has arrived ends the connection in two steps (`linger`): the client
   can read the reply, and bytes that the client still sends are discarded, within bounds.
+* An offer to go on in another protocol is ignored, except a WebSocket handshake (RFC 9110, section 7.8). The parser
+  ends every request with such an offer at its head and leaves the body unread. So nothing begins at such a head: a
+  new parser gets the head again without the offer, and then the bytes that follow.
 * No reference cycle holds a connection once it is lost: its memory is free without the garbage collector."""
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -40,6 +44,7 @@ _LINGER_SECONDS = 5.0
 _REFUSED_KEY = "fabric.refused"  # in the scope of a request that violates HTTP: the reason
 # Paths that are answered even when the node has reached its limit of connections or requests.
 _ALWAYS_ANSWERED = frozenset({b"/health", b"/readyz"})
+_OFFER_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 _RESERVED_CONNECTIONS = 64  # connections over the limit, for those paths
 
 
@@ -69,6 +74,7 @@ class HttpProtocol(HttpToolsProtocol):
     _disconnect_callback: DisconnectCallback | None = None
     _last_head: CachedHead | None = None  # the head of the last request on the fast path
     _is_fast = False  # whether the request that is being parsed takes the fast path
+    _has_offer = False  # the head that was parsed last offers another protocol, and is parsed again without the offer
     _is_between_requests = True  # the parser has completed a request, and the next has not begun
     _idle_since: float | None = None
     _has_partial_head = False  # `_idle_since` is the time of the first byte of an incomplete head
@@ -132,11 +138,42 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         self._unfinished_bytes += len(data)
-        super().data_received(data)
+        rest: bytes | None = data
+        while rest is not None:
+            rest = self._feed_parser(rest)
         if self.pipeline:
             self._is_buffering = self.flow.is_full = True  # type: ignore[attr-defined]
         if self._unfinished_bytes > _HEAD_BYTES and not self.transport.is_closing():
             self._refuse_request(431, f"The head of the request is larger than {_HEAD_BYTES} bytes")
+
+    def _feed_parser(self, data: bytes) -> bytes | None:
+        """Returns what is to be parsed next, if the data has a head with an offer that is ignored."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+        except httptools.HttpParserUpgrade as end:
+            if self._has_offer:
+                return self._restart_without_offer() + data[end.args[0] :]
+            self.handle_websocket_upgrade()
+        return None
+
+    def _restart_without_offer(self) -> bytes:
+        """Take a new parser. Returns the head that it begins with: the last one without its offer."""
+        self._has_offer = False
+        parser, self.parser = self.parser, httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        version = parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [each.strip() for each in value.split(b",")]
+                value = b", ".join(each for each in options if each.lower() not in _OFFER_HEADERS) or b"keep-alive"
+            if name not in _OFFER_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _time_partial_request(self) -> None:
         """Time an incomplete request: its head from the first byte, its body from the latest part."""
@@ -189,10 +226,17 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._has_offer:
+            return
         self._is_between_requests = True
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("This node is no proxy")
+            self._has_offer = True
+            return
         self._unfinished_bytes = 0
         self._idle_since = None
         self._has_partial_head = False
@@ -231,13 +275,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1" and self._host_count == 1
         )
         is_free = self.cycle is None or self.cycle.response_complete
-        return (
-            is_plain
-            and is_free
-            and self._has_capacity()
-            and not self.expect_100_continue
-            and not self.parser.should_upgrade()
-        )
+        return is_plain and is_free and self._has_capacity() and not self.expect_100_continue
 
     def _has_capacity(self) -> bool:
         """Connections that have not sent a request yet do not count: they are closed when others need their place."""
@@ -273,7 +311,9 @@ class HttpProtocol(HttpToolsProtocol):
         return None
 
     def _should_upgrade(self) -> bool:
-        return self._host_count == 1 and self._has_capacity() and super()._should_upgrade()
+        """A WebSocket is opened by a GET (RFC 6455, section 4.1); any other request with its offer is a plain one."""
+        is_get = self.parser.get_method() == b"GET"
+        return is_get and self._host_count == 1 and self._has_capacity() and super()._should_upgrade()
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.clients.place import proxies
+from tests.conformance.commands import NOWHERE
 
 
 class Home:
@@ -20,7 +20,7 @@ class Home:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**proxies(), "HOME": str(self.home), "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+        return {**NOWHERE, "HOME": str(self.home), "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
     @property
     def is_empty(self) -> bool:

@@ -34,7 +34,7 @@ class Model(ModelStub):
     """Says how many turns it has seen; calls a tool if it is told to; or does not answer at all."""
 
     def __init__(self, tool: str = "", arguments: dict[str, Any] | None = None, status: int = 200) -> None:
-        super().__init__(MessagesAPI(), tool, arguments or {})
+        super().__init__(MessagesAPI(), *([(tool, arguments or {})] if tool else []))
         self.bodies: list[dict[str, Any]] = []
         self.asked = asyncio.Event()
         self._status = status
@@ -50,7 +50,7 @@ class Model(ModelStub):
         return await super().answer(request)
 
     def _next(self, asked: Asked) -> Move:
-        if self._call.tool and not asked.results:
+        if self._calls and not asked.results:
             return super()._next(asked)
         if asked.results:
             return Move(text=f"The tool said: {asked.results[-1]}")

@@ -66,7 +66,7 @@ async def _expect_listed(place: Place, state: str, **env: str) -> None:
 
 async def _converse(place: Place, task: str, *options: str, **env: str) -> None:
     """Its model asks for our tool; what the agent says comes back, and out at the end."""
-    async with serving_model(MessagesAPI(), _TOOL, {"task": task, "depth": 2}) as model:
+    async with serving_model(MessagesAPI(), (_TOOL, {"task": task, "depth": 2})) as model:
         words = ("-p", "Ask percy.", "--output-format", "stream-json", "--verbose", "--allowedTools", _TOOL)
         account = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
         said = await place.run(*words, *options, env={**SILENT_AND_PATIENT, **account, **env})

@@ -41,7 +41,7 @@ class Outcome:
 
 async def examine(client: ClientUnderTest, npm: Npm, node: Node) -> AsyncIterator[Outcome]:
     try:
-        program = await _installed(client, npm)
+        program = await install_client(client, npm)
     except CommandFailed as failed:
         yield Outcome("skipped", client.package, "cannot be installed here", short(failed))
         return
@@ -56,7 +56,7 @@ async def examine(client: ClientUnderTest, npm: Npm, node: Node) -> AsyncIterato
                 yield Outcome("pass", client.package, claim)
 
 
-async def _installed(client: ClientUnderTest, npm: Npm) -> list[str]:
+async def install_client(client: ClientUnderTest, npm: Npm) -> list[str]:
     """How it is started, and that it can be. Raises CommandFailed."""
     await npm.install_node()
     entry = str(await npm.install(client.package, client.entry))

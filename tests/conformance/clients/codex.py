@@ -28,9 +28,9 @@ async def reads_the_address_that_we_write(place: Place) -> None:
 
 
 async def _converse(place: Place, task: str, **env: str) -> None:
-    async with serving_model(ResponsesAPI(), _TOOL, {"task": task}) as model:
+    async with serving_model(ResponsesAPI(), (_TOOL, {"task": task})) as model:
         words = ("exec", "--json", "--skip-git-repo-check", "--strict-config", "--sandbox", "read-only")
-        said = await place.run(*words, *_settings(model.url), "Ask percy.", env={"STUB_KEY": "none", **env})
+        said = await place.run(*words, *settings(model.url), "Ask percy.", env={"STUB_KEY": "none", **env})
     expect(not model.complaints, model.complaints)
     ours = {name for name in model.offered if name.startswith(_PREFIX)}
     wanted = {_PREFIX + name for name in await place.tools()}
@@ -39,7 +39,7 @@ async def _converse(place: Place, task: str, **env: str) -> None:
     expect(any(f"percy heard {task}" in answer for answer in model.answers), model.answers)
 
 
-def _settings(model_url: str) -> list[str]:
+def settings(model_url: str) -> list[str]:
     provider = {"name": "stub", "base_url": f"{model_url}/v1", "wire_api": "responses", "env_key": "STUB_KEY"}
     settings = {
         "model": "stub",

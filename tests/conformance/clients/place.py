@@ -14,12 +14,10 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.conformance.commands import Said, run
+from tests.conformance.commands import NOWHERE, Said, run
 from tests.system.node import COMMAND, Node, running_node
 
 SECONDS = 90.0
-_NOWHERE = "http://127.0.0.1:9"  # nobody listens: whatever a client wants from elsewhere, it does not get
-_HERE = "127.0.0.1,localhost"
 _AGENT = '''
 import pathlib
 from a2a_fabric import Agent
@@ -61,7 +59,7 @@ class Place:
         """The client, with nothing of our own environment, in an empty folder."""
         folder = self.home / "project"
         folder.mkdir(exist_ok=True)
-        clean = {"PATH": self._path, "HOME": str(self.home), "LANG": "C.UTF-8", **proxies(), **(env or {})}
+        clean = {"PATH": self._path, "HOME": str(self.home), "LANG": "C.UTF-8", **NOWHERE, **(env or {})}
         return await run([*self._program, *words], seconds=SECONDS, env=clean, cwd=folder, may_fail=may_fail)
 
     async def connect(self, client: str, *options: str) -> None:
@@ -82,10 +80,6 @@ class Place:
             Client(streamable_http_client(f"{self.node.url}/mcp", http_client=http)) as client,
         ):
             return {tool.name for tool in (await client.list_tools()).tools}
-
-
-def proxies() -> dict[str, str]:
-    return {"HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": _HERE, "no_proxy": _HERE}
 
 
 @contextmanager

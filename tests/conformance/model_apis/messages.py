@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 from tests.conformance.model_apis.move import Asked, Move, Tool
 
@@ -18,7 +19,8 @@ class MessagesAPI:
     def events(self, body: dict[str, Any], move: Move) -> list[dict[str, Any]]:
         """One block: first empty, then its content in one piece."""
         if move.tool:
-            block: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": move.tool, "input": {}}
+            call_id = f"toolu_{uuid4().hex}"
+            block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": move.tool, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": move.arguments}
         else:
             block = {"type": "text", "text": ""}
@@ -45,7 +47,7 @@ def _results(body: dict[str, Any]) -> Iterator[str]:
 
 def _empty(body: dict[str, Any]) -> dict[str, Any]:
     return {
-        "id": "msg_1",
+        "id": f"msg_{uuid4().hex}",  # Claude Code takes messages with one id for parts of one message
         "type": "message",
         "role": "assistant",
         "model": body.get("model", "stub"),

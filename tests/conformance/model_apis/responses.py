@@ -23,7 +23,7 @@ class ResponsesAPI:
         usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
         return [
             {"type": "response.created", "response": {"id": "resp_1"}},
-            {"type": "response.output_item.done", "output_index": 0, "item": _item(move)},
+            {"type": "response.output_item.done", "output_index": 0, "item": _item(move, len(body["input"]))},
             {"type": "response.completed", "response": {"id": "resp_1", "usage": usage}},
         ]
 
@@ -36,10 +36,11 @@ def _tools(listed: list[dict[str, Any]], prefix: str) -> Iterator[Tool]:
             yield Tool(prefix + tool["name"], tool["parameters"])
 
 
-def _item(move: Move) -> dict[str, Any]:
+def _item(move: Move, turn: int) -> dict[str, Any]:
     if not move.tool:
         words = [{"type": "output_text", "text": move.text}]
         return {"type": "message", "role": "assistant", "id": "msg_1", "content": words}
     namespace, _, name = move.tool.rpartition(_SEPARATOR)
-    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": name, "arguments": move.arguments}
+    ids = {"id": f"fc_{turn}", "call_id": f"call_{turn}"}
+    call = {"type": "function_call", **ids, "name": name, "arguments": move.arguments}
     return {**call, "namespace": namespace} if namespace else call

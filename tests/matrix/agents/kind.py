@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.content import attachment_from_part
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.call import attachment_from_part
+from a2a_fabric.core.result import Part
 from tests.matrix.asking import Question
 
 TEXT = 'grüß "dich", 世界 \\ \n 🐝'

@@ -22,11 +22,10 @@ from a2a.types import CancelTaskRequest, ListTasksRequest, SendMessageRequest
 from a2a.utils.errors import A2AError, TaskNotCancelableError
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from a2a_fabric.core.content import KIND_KEY, part_from_attachment
-from a2a_fabric.core.part import PART_KINDS, Part
-from a2a_fabric.core.result import Fallback
-from a2a_fabric.core.trace import new_id
-from a2a_fabric.protocols.a2a.parts import WirePart, parse_part, render_part, restore_integers
+from a2a_fabric.core.call import KIND_KEY, part_from_attachment
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import PART_KINDS, Fallback, Part
+from a2a_fabric.protocols.a2a.models import WirePart, parse_part, render_part, restore_integers
 from tests.fixtures.node import PSK, Node
 from tests.fixtures.plain import TRUSTS_NOBODY
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
@@ -56,11 +55,14 @@ class Hearing:
 
     def _grow(self, update: dict[str, Any]) -> None:
         new = update["artifact"]
-        before = self.task.setdefault("artifacts", [])
-        if update.get("append") and before:
-            before[0]["parts"] += new["parts"]
+        artifacts = self.task.setdefault("artifacts", [])
+        before = next((each for each in artifacts if each["artifactId"] == new["artifactId"]), None)
+        if before is None:
+            artifacts.append(new)
+        elif update.get("append"):
+            before["parts"] += new["parts"]
         else:
-            self.task["artifacts"] = [new]
+            before.update(new)
         if not update.get("lastChunk"):
             for part in new["parts"]:
                 if "text" in part:

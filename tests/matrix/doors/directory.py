@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import new_id
 from tests.fixtures.node import PSK, Node
 from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, parts_of, words_of
 

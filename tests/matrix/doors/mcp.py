@@ -16,8 +16,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
+from a2a_fabric.core.result import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
 from tests.fixtures.plain import TRUSTS_NOBODY
@@ -66,7 +66,7 @@ class WholeNode(Face):
         client = await self._client.get()
         if not self._names:
             listed = (await client.list_tools()).tools
-            self._names = {tool.title or "": tool.name for tool in listed}
+            self._names = {(tool.meta or {})["a2a-fabric/name"]: tool.name for tool in listed}
         return await ask_tool(client, self._tool_for(question), question, hear)
 
     def _tool_for(self, question: Question) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from a2a_fabric.core.breaker import CLOSED_BREAKER
+from a2a_fabric.core.retry import CLOSED_BREAKER
 from tests.fixtures.faulty import FAULTS
 from tests.fixtures.node import running
 from tests.marks import requirement

@@ -17,9 +17,9 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.policy import make_access_key
-from a2a_fabric.doors.a2a.request_context import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
+from a2a_fabric.doors.a2a.requests import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.issuer_metadata import openid_metadata_url
+from a2a_fabric.identity.token_verifiers import openid_metadata_url
 from a2a_fabric.version import __version__
 
 _TEXT_TYPE, _JSON_TYPE = "text/plain", "application/json"
@@ -278,14 +278,17 @@ class CardCache:
         if cached is not None and cached[0] is source:
             self._cache.move_to_end(key)
             return cached[1]
-        card = self._encode_card(self._build_card(context), cached[1] if cached else None)
+        card = self._encode_card(self._build_card(context, self._options), cached[1] if cached else None)
         self._cache[key] = (source, card)
         if len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
         return card
 
     def build_extended_card(self, context: A2ARequestContext) -> dict[str, Any]:
-        return self._add_signatures(self._build_card(context))
+        """For a client that says that it speaks 1.0, without the names of 0.3."""
+        has_0_3_names = self._options.supports_0_3 and context.version == "0.3"
+        options = msgspec.structs.replace(self._options, supports_0_3=has_0_3_names)
+        return self._add_signatures(self._build_card(context, options))
 
     def _encode_card(self, card: dict[str, Any], previous: ServedCard | None) -> ServedCard:
         """A card whose content did not change keeps its date."""
@@ -298,18 +301,18 @@ class CardCache:
     def _add_signatures(self, card: dict[str, Any]) -> dict[str, Any]:
         return {**card, "signatures": self._sign(card)} if self._sign is not None else card
 
-    def _build_card(self, context: A2ARequestContext) -> dict[str, Any]:
+    def _build_card(self, context: A2ARequestContext, options: CardOptions) -> dict[str, Any]:
         """The agent in the context is already reduced to what its caller may use."""
         agent = context.agent
         if agent is not None:
             urls = AgentUrls(
                 url=_join_url(context, f"/agents/{agent.agent_id}"), grpc=self._grpc_address(), tenant=agent.agent_id
             )
-            return build_agent_card(agent, agent.capabilities, urls, self._options)
+            return build_agent_card(agent, agent.capabilities, urls, options)
         agents = self._gateway.registry.visible_to(context.principal).agents
         urls = AgentUrls(url=_join_url(context, GATEWAY_PATH), grpc=self._grpc_address())
         agent_skills = ((each, each.capabilities) for each in agents)
-        return build_gateway_card(self._gateway.node_id, agent_skills, urls, self._options)
+        return build_gateway_card(self._gateway.node_id, agent_skills, urls, options)
 
 
 def _join_url(context: A2ARequestContext, path: str) -> str:

@@ -7,14 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.lazy_import import load_module
-from a2a_fabric.core.plugin import DoorPlugin
+from a2a_fabric.core.ports import DoorPlugin, load_module
 from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
 from a2a_fabric.doors.a2a.http import A2ARoute, http_endpoint
-from a2a_fabric.doors.a2a.operations import A2AOperations
+from a2a_fabric.doors.a2a.operations import A2ADoorState, A2AOperations
 from a2a_fabric.doors.a2a.push import A2APushConfigs
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.state import A2ADoorState
 from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskCreator, TaskListing
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy
@@ -42,7 +40,7 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     tasks = A2ATasks(jobs, creator, settings)
     card_options = CardOptions(
         push=push.is_supported,
-        needs_key=not AnonymousPolicy(context.identify, None).is_open,
+        needs_key=not AnonymousPolicy(context, None).is_open,
         supports_0_3=settings.version_0_3,
         issuers=context.issuers,
     )

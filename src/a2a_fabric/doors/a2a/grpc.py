@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,18 +35,18 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError, Se
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it has no stubs
+from msgspec.structs import replace
 
 from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
 from a2a_fabric.core.policy import is_loopback
-from a2a_fabric.core.trace import current_trace, new_trace
+from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
-from a2a_fabric.doors.a2a.request_context import VERSION_HEADER, A2ARequestContext, parse_version, require_version
-from a2a_fabric.doors.a2a.state import A2ADoorState
+from a2a_fabric.doors.a2a.operations import A2ADoorState
+from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
 from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.identity.resolver import Credentials
-from a2a_fabric.protocols.a2a.models import A2AStreamEvent
-from a2a_fabric.protocols.a2a.parts import restore_integers
+from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AVersion, restore_integers
 from a2a_fabric.protocols.a2a.render import RENDERERS
 
 
@@ -204,6 +204,15 @@ class SdkProtocolError(A2AError):
         self.protocol_error = protocol_error
 
 
+def _handle_unary(operation: str, response: type[P]) -> Callable[..., Coroutine[Any, Any, P]]:
+    """The method of the SDK's handler that runs an operation with a single reply."""
+
+    async def handle(self: SdkRequestHandler, params: Proto, context: ServerCallContext) -> P:
+        return await self._run_operation(operation, params, context, response())
+
+    return handle
+
+
 class SdkRequestHandler(RequestHandler):
     def __init__(self, state: A2ADoorState) -> None:
         self._state = state
@@ -224,44 +233,22 @@ class SdkRequestHandler(RequestHandler):
         async for event in self._stream_operation("SubscribeToTask", params, context):
             yield event
 
-    async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task | None:
-        return await self._run_operation("GetTask", params, context, pb.Task())
-
-    async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
-        return await self._run_operation("ListTasks", params, context, pb.ListTasksResponse())
-
-    async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task | None:
-        return await self._run_operation("CancelTask", params, context, pb.Task())
-
-    async def on_create_task_push_notification_config(
-        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
-    ) -> pb.TaskPushNotificationConfig:
-        return await self._run_operation(
-            "CreateTaskPushNotificationConfig", params, context, pb.TaskPushNotificationConfig()
-        )
-
-    async def on_get_task_push_notification_config(
-        self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
-    ) -> pb.TaskPushNotificationConfig:
-        return await self._run_operation(
-            "GetTaskPushNotificationConfig", params, context, pb.TaskPushNotificationConfig()
-        )
-
-    async def on_list_task_push_notification_configs(
-        self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
-    ) -> pb.ListTaskPushNotificationConfigsResponse:
-        response = pb.ListTaskPushNotificationConfigsResponse()
-        return await self._run_operation("ListTaskPushNotificationConfigs", params, context, response)
+    on_get_task = _handle_unary("GetTask", pb.Task)
+    on_list_tasks = _handle_unary("ListTasks", pb.ListTasksResponse)
+    on_cancel_task = _handle_unary("CancelTask", pb.Task)
+    on_create_task_push_notification_config = _handle_unary(
+        "CreateTaskPushNotificationConfig", pb.TaskPushNotificationConfig
+    )
+    on_get_task_push_notification_config = _handle_unary("GetTaskPushNotificationConfig", pb.TaskPushNotificationConfig)
+    on_list_task_push_notification_configs = _handle_unary(
+        "ListTaskPushNotificationConfigs", pb.ListTaskPushNotificationConfigsResponse
+    )
+    on_get_extended_agent_card = _handle_unary("GetExtendedAgentCard", pb.AgentCard)
 
     async def on_delete_task_push_notification_config(
         self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
         await self._run_operation("DeleteTaskPushNotificationConfig", params, context, pb.Task())
-
-    async def on_get_extended_agent_card(
-        self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
-    ) -> pb.AgentCard:
-        return await self._run_operation("GetExtendedAgentCard", params, context, pb.AgentCard())
 
     async def _run_operation(self, operation: str, params: Proto, context: ServerCallContext, response: P) -> P:
         request_was_parsed.set(True)
@@ -269,7 +256,7 @@ class SdkRequestHandler(RequestHandler):
         handler = self._state.plain_operations[operation]
         with self._log_request(operation, request_context):
             result = await translate_errors(
-                request_context, lambda: handler(params_from_proto(params), "1.0", request_context)
+                request_context, lambda: handler(params_from_proto(params), request_context)
             )
             return fill_proto(response, result or {})
 
@@ -302,7 +289,7 @@ class SdkRequestHandler(RequestHandler):
             with self._state.hold_stream(request_context):
                 with self._log_request(operation, request_context):
                     events = await translate_errors(
-                        request_context, lambda: handler(params_from_proto(params), "1.0", request_context)
+                        request_context, lambda: handler(params_from_proto(params), request_context)
                     )
                 async for each in self._send_events(events, request_context):
                     yield each
@@ -380,8 +367,9 @@ _MAX_CONCURRENT_CALLS = 10_000  # streams included
 class _CallContextBuilder(GrpcServerCallContextBuilder):
     """Builds the request context from the gRPC metadata."""
 
-    def __init__(self, state: A2ADoorState) -> None:
+    def __init__(self, state: A2ADoorState, version: A2AVersion) -> None:
         self._state = state
+        self._version: A2AVersion = version
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises SdkProtocolError."""
@@ -397,7 +385,7 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
             raise SdkProtocolError(protocol_error_from(error, trace.trace_id)) from error
         except A2AProtocolError as protocol_error:
             raise SdkProtocolError(protocol_error) from protocol_error
-        return ServerCallContext(state={CONTEXT_STATE_KEY: request_context})
+        return ServerCallContext(state={CONTEXT_STATE_KEY: replace(request_context, version=self._version)})
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -450,10 +438,12 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
         GrpcEdgeInterceptor(state.settings.read_seconds),
     ]
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
-    handler, context_builder = SdkRequestHandler(state), _CallContextBuilder(state)
-    a2a_pb2_grpc.add_A2AServiceServicer_to_server(GrpcService10(handler, context_builder), server)  # type: ignore[no-untyped-call]  # generated
+    handler = SdkRequestHandler(state)
+    service = GrpcService10(handler, _CallContextBuilder(state, "1.0"))
+    a2a_pb2_grpc.add_A2AServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     if "0.3" in state.versions:
-        a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(GrpcService03(handler, context_builder), server)  # type: ignore[no-untyped-call]  # generated
+        service_0_3 = GrpcService03(handler, _CallContextBuilder(state, "0.3"))
+        a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(service_0_3, server)  # type: ignore[no-untyped-call]  # generated
     try:
         port = (
             server.add_secure_port(address, tls_credentials) if tls_credentials else server.add_insecure_port(address)

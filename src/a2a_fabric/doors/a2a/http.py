@@ -5,30 +5,32 @@ prefixes (`/agents/{id}/mcp`), so the route matches only the methods and paths t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 from starlette.routing import BaseRoute, Match
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.json_depth import is_too_deep
-from a2a_fabric.doors.a2a import jsonrpc, parse
+from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.doors.a2a.cards import GATEWAY_PATH
-from a2a_fabric.doors.a2a.errors import A2AProtocolError, protocol_error_from
-from a2a_fabric.doors.a2a.request_context import (
+from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, protocol_error_from
+from a2a_fabric.doors.a2a.operations import A2ADoorState
+from a2a_fabric.doors.a2a.requests import (
     VERSION_HEADER,
     A2ARequestContext,
     ExtensionNegotiation,
     is_0_3_request,
+    params_from_query,
     parse_version,
+    require_object,
     require_version,
 )
-from a2a_fabric.doors.a2a.state import A2ADoorState
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
@@ -44,11 +46,76 @@ from a2a_fabric.doors.edge import (
     RequestCycle,
     encode_event,
 )
+from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.a2a.card import CARD_PATHS
-from a2a_fabric.protocols.a2a.models import A2AUpdate, A2AVersion
-from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.models import A2AVersion, Dialect
 from a2a_fabric.protocols.a2a.render import RENDERERS
-from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, NULL, JSONRPCFrame, encode_result
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, NULL, JSONRPCError, JSONRPCFrame, encode_result
+
+_METHODS_0_3: Mapping[str, str] = {
+    "message/send": "SendMessage",
+    "message/stream": "SendStreamingMessage",
+    "tasks/get": "GetTask",
+    "tasks/cancel": "CancelTask",
+    "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotificationConfig/set": "CreateTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/get": "GetTaskPushNotificationConfig",
+    "tasks/pushNotificationConfig/list": "ListTaskPushNotificationConfigs",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
+    "agent/getAuthenticatedExtendedCard": "GetExtendedAgentCard",
+}
+_METHODS_1_0 = frozenset({*_METHODS_0_3.values(), "ListTasks"})
+
+
+def _decode_frame(body: bytes) -> JSONRPCFrame:
+    """Raises A2AProtocolError."""
+    try:
+        return jsonrpc.decode_frame(body)
+    except JSONRPCError as error:
+        if error.code == jsonrpc.PARSE_ERROR:
+            raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {str(error.__cause__)[:200]}") from error
+        is_batch = body.lstrip()[:1] == b"["
+        problem = "A2A has no batches; send one request at a time" if is_batch else "the body must be an object"
+        raise A2AProtocolError("INVALID_REQUEST", f"Invalid Request: {problem}") from error
+
+
+def _parse_rpc_request(frame: JSONRPCFrame, version: A2AVersion) -> tuple[str, dict[str, Any]]:
+    """The operation and its parameters. Raises A2AProtocolError."""
+    request_id = frame.read_id()
+    if frame.jsonrpc != "2.0":
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `jsonrpc` must be '2.0'")
+    if bytes(frame.id) and not _is_valid_id(request_id):
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `id` must be a string, an integer or null")
+    if not frame.method or not isinstance(frame.method, str):
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `method` is missing")
+    return _find_operation(frame.method, version), _decode_params(frame.params)
+
+
+def _is_valid_id(request_id: Raw | None) -> bool:
+    """A string, null or an integer: A2A has no fractions as ids."""
+    raw = bytes(request_id or b"")
+    return raw[:1] in (b'"', b"n") or raw.removeprefix(b"-").isdigit()
+
+
+def _find_operation(method: str, version: A2AVersion) -> str:
+    if version == "1.0" and method in _METHODS_1_0:
+        return method
+    if version == "0.3" and method in _METHODS_0_3:
+        return _METHODS_0_3[method]
+    if method in _METHODS_1_0:
+        raise A2AProtocolError(
+            "VERSION_NOT_SUPPORTED", f"{method} belongs to A2A 1.0: send the header 'A2A-Version: 1.0' with it"
+        )
+    explanation = " belongs to A2A 0.3, but the request says 1.0" if method in _METHODS_0_3 else ""
+    raise A2AProtocolError("METHOD_NOT_FOUND", f"Method not found: {method[:64]!r}{explanation}")
+
+
+def _decode_params(raw: Raw) -> dict[str, Any]:
+    try:
+        return require_object(msgspec.json.decode(raw) if bytes(raw) else None)
+    except jsonrpc.DECODE_ERRORS as exc:
+        raise invalid_params_error(f"Invalid params: {str(exc)[:200]}") from exc
+
 
 SCOPE_KEY = "fabric.a2a"
 AGENTS_PREFIX = "/agents/"
@@ -99,7 +166,7 @@ def _resolve_below_agent(remainder: str, agent_id: str | None) -> ResolvedPath |
     is_0_3 = remainder.startswith("/v1/")
     dialect: Dialect = "0.3 proto" if is_0_3 else "1.0"
     resolved = _resolve_rest_path(remainder.removeprefix("/v1") if is_0_3 else remainder)
-    return None if resolved is None else msgspec.structs.replace(resolved, agent_id=agent_id, dialect=dialect)
+    return None if resolved is None else replace(resolved, agent_id=agent_id, dialect=dialect)
 
 
 def _resolve_rest_path(path: str) -> ResolvedPath | None:
@@ -206,7 +273,7 @@ class _A2ARequestCycle(RequestCycle):
             raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
         self._extensions = self._context.extensions
         if self._path.kind == "rpc":
-            frame = jsonrpc.decode_frame(body)
+            frame = _decode_frame(body)
             self._request_id = frame.read_id() or NULL
             self._version = parse_version(self._get_requested_version(), self._state.versions)
             return await self._answer_rpc(frame)
@@ -232,36 +299,34 @@ class _A2ARequestCycle(RequestCycle):
         return parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=30)
 
     async def _answer_rpc(self, frame: JSONRPCFrame) -> HttpReply | EventStream:
-        rpc_request = jsonrpc.parse_request(frame, self._version)
-        self._name_operation(rpc_request.operation)
-        renderer, version = RENDERERS[rpc_request.version], rpc_request.version
-        if rpc_request.is_streaming:
-            return await self._open_stream(
-                rpc_request.operation,
-                rpc_request.params,
-                version,
-                lambda update: encode_result(rpc_request.id, renderer.render_response(update)),
-            )
-        run = self._state.plain_operations[rpc_request.operation]
-        result = await run(rpc_request.params, version, self._context)
-        return HttpReply(body=encode_result(rpc_request.id, result))
+        operation, params = _parse_rpc_request(frame, self._version)
+        self._name_operation(operation)
+        context = replace(self._context, dialect=self._version, version=self._version)
+        return await self._run_operation(operation, params, context, lambda it: encode_result(self._request_id, it))
 
     async def _answer_rest(self, body: bytes) -> HttpReply | EventStream:
-        path, renderer = self._path, RENDERERS[self._path.dialect]
-        operation = path.methods[self.method]
-        require_version("1.0" if path.dialect == "1.0" else "0.3", self._version, "This path")
+        dialect, operation = self._path.dialect, self._path.methods[self.method]
+        require_version("1.0" if dialect == "1.0" else "0.3", self._version, "This path")
         self._name_operation(operation)
-        params = self._read_params(operation, body)
-        if operation in self._state.streaming_operations:
-            return await self._open_stream(
-                operation, params, path.dialect, lambda update: msgspec.json.encode(renderer.render_response(update))
-            )
-        result = await self._state.plain_operations[operation](params, path.dialect, self._context)
-        media_type = _A2A_JSON if path.dialect == "1.0" else JSON_MEDIA_TYPE
-        return HttpReply(body=msgspec.json.encode({} if result is None else result), media_type=media_type)
+        params, context = (
+            self._read_params(operation, body),
+            replace(self._context, dialect=dialect, version=self._version),
+        )
+        return await self._run_operation(operation, params, context, msgspec.json.encode)
 
     def _name_operation(self, operation: str) -> None:
         self.operation, self.is_call = f"a2a.{operation}", operation in _CALL_OPERATIONS
+
+    async def _run_operation(
+        self, operation: str, params: dict[str, Any], context: A2ARequestContext, encode: Callable[[Any], bytes]
+    ) -> HttpReply | EventStream:
+        if operation in self._state.streaming_operations:
+            return await self._open_stream(operation, params, context, encode)
+        result = await self._state.plain_operations[operation](params, context)
+        if self._path.kind == "rpc":
+            return HttpReply(body=encode(result))
+        media_type = _A2A_JSON if context.dialect == "1.0" else JSON_MEDIA_TYPE
+        return HttpReply(body=encode({} if result is None else result), media_type=media_type)
 
     def _read_params(self, operation: str, body: bytes) -> dict[str, Any]:
         """Raises A2AProtocolError."""
@@ -269,7 +334,7 @@ class _A2ARequestCycle(RequestCycle):
         if operation in _OPERATIONS_WITH_BODY:
             params = _decode_object(body)
         else:
-            params = parse.params_from_query(dict(self._parse_query()))
+            params = params_from_query(dict(self._parse_query()))
             params.pop("A2A-Version", None)
         if path.task_id is not None:
             params["taskId" if path.config_id is not None or "Push" in operation else "id"] = path.task_id
@@ -278,19 +343,19 @@ class _A2ARequestCycle(RequestCycle):
         return params
 
     async def _open_stream(
-        self, operation: str, params: dict[str, Any], dialect: Dialect, render: Callable[[A2AUpdate], bytes]
+        self, operation: str, params: dict[str, Any], context: A2ARequestContext, encode: Callable[[Any], bytes]
     ) -> EventStream:
         """A stream that would be refused begins no task. Raises RateLimited."""
-        caller = self.principal.principal_id
+        caller, render = self.principal.principal_id, RENDERERS[context.dialect].render_response
         self._state.context.streams.check(caller)
         self._state.stream_shares.check(caller)
-        events = await self._state.streaming_operations[operation](params, dialect, self._context)
+        events = await self._state.streaming_operations[operation](params, context)
 
         async def frames() -> AsyncGenerator[bytes]:
             with self._state.stream_shares.hold(caller):
                 async with aclosing(events):
                     async for each in events:
-                        yield encode_event(None, each.number, render(each.update))
+                        yield encode_event(None, each.number, encode(render(each.update)))
 
         return EventStream(frames=frames())
 
@@ -306,7 +371,7 @@ class _A2ARequestCycle(RequestCycle):
         if is_rpc:
             # A request that is refused before its version is known is answered in the codes of the version it names.
             is_0_3 = "0.3" in self._state.versions and is_0_3_request(self._get_requested_version())
-            body = jsonrpc.encode_error(self._request_id, protocol_error, is_0_3=is_0_3)
+            body = jsonrpc.encode_error(self._request_id, protocol_error.to_jsonrpc(is_0_3=is_0_3))
         else:
             http_body = protocol_error.to_http_body()
             http_body["error"]["code"] = status
@@ -325,6 +390,6 @@ class _A2ARequestCycle(RequestCycle):
 
 def _decode_object(body: bytes) -> dict[str, Any]:
     try:
-        return parse.require_object(msgspec.json.decode(body))
+        return require_object(msgspec.json.decode(body))
     except DECODE_ERRORS as exc:
         raise A2AProtocolError("INVALID_REQUEST", f"Invalid JSON payload: {str(exc)[:200]}") from exc

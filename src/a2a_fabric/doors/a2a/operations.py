@@ -1,39 +1,55 @@
 """Every operation of the A2A protocol, once: parameters of any dialect in, the rendered reply out.
 
-JSON-RPC, HTTP+JSON and gRPC differ only in where the parameters are."""
+JSON-RPC, HTTP+JSON and gRPC differ only in where the parameters are. `A2ADoorState` is what they share."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from msgspec.structs import replace
 
-from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.job import Job
-from a2a_fabric.doors.a2a import parse
+from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.propagation import Trace
 from a2a_fabric.doors.a2a.cards import CardCache
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
-from a2a_fabric.doors.a2a.parse import A2ATaskParams, ExtendedCardParams, ListTasksParams, PushConfigParams, UserMessage
 from a2a_fabric.doors.a2a.push import A2APushConfigs
-from a2a_fabric.doors.a2a.request_context import A2ARequestContext
+from a2a_fabric.doors.a2a.requests import (
+    EXTENSION_HEADERS,
+    SUPPORTED_VERSIONS,
+    A2ARequestContext,
+    A2ATaskParams,
+    ExtendedCardParams,
+    ExtensionNegotiation,
+    ListTasksParams,
+    PushConfigParams,
+    UserMessage,
+    parse_params,
+    parse_push_config,
+    parse_user_message,
+)
+from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskListing
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.edge import AnonymousPolicy, RequestHead, base_url_for
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask
-from a2a_fabric.protocols.a2a.parts import Dialect
-from a2a_fabric.protocols.a2a.render import RENDERERS, DialectRenderer
+from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask, A2AVersion
+from a2a_fabric.protocols.a2a.render import RENDERERS
 
 JsonObject = dict[str, Any]
-A2AOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Awaitable[Any]]
-A2AStreamingOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Awaitable[AsyncGenerator[A2AStreamEvent]]]
+StreamEvents = AsyncGenerator[A2AStreamEvent]
+A2AOperation = Callable[[JsonObject, A2ARequestContext], Awaitable[Any]]
+A2AStreamingOperation = Callable[[JsonObject, A2ARequestContext], Awaitable[StreamEvents]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class A2AOperations:
-    """What JSON-RPC, HTTP+JSON and gRPC have in common."""
-
     gateway: Gateway
     tasks: A2ATasks
     direct_replies: DirectReplies
@@ -58,6 +74,10 @@ class A2AOperations:
     def list_streaming_operations(self) -> Mapping[str, A2AStreamingOperation]:
         return {"SendStreamingMessage": self.send_streaming_message, "SubscribeToTask": self.subscribe_to_task}
 
+    async def send_message(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
+        reply = await self.answer_message(parse_user_message(raw_params, context.dialect), context)
+        return RENDERERS[context.dialect].render_response(reply)
+
     async def answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         context = self._resolve_tenant(context, user_message.tenant)
         if self.direct_replies.accepts(user_message):
@@ -65,9 +85,8 @@ class A2AOperations:
         job = await self._start_job(user_message, context)
         return await self.tasks.render_outcome(job, user_message, context)
 
-    async def stream_answer(
-        self, user_message: UserMessage, context: A2ARequestContext
-    ) -> AsyncGenerator[A2AStreamEvent]:
+    async def send_streaming_message(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
+        user_message = parse_user_message(raw_params, context.dialect)
         context = self._resolve_tenant(context, user_message.tenant)
         job = await self._start_job(user_message, context)
         return self.tasks.stream_updates(job, context, None, user_message.history_length)
@@ -80,78 +99,60 @@ class A2AOperations:
         job = await self.tasks.start(user_message, context)
         config = replace(user_message.push, task_id=job.job_id)
         await self.push_configs.set_from_message(
-            config, context.principal, user_message.dialect, job.events if user_message.task_id else 0
+            config, context.principal, context.version, job.events if user_message.task_id else 0
         )
         return job
 
-    async def send_message(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
-        return RENDERERS[dialect].render_response(
-            await self.answer_message(parse.parse_user_message(raw_params, dialect), context)
-        )
-
-    async def send_streaming_message(
-        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
-    ) -> AsyncGenerator[A2AStreamEvent]:
-        return await self.stream_answer(parse.parse_user_message(raw_params, dialect), context)
-
-    async def subscribe_to_task(
-        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
-    ) -> AsyncGenerator[A2AStreamEvent]:
-        params = parse.parse_params(raw_params, A2ATaskParams)
+    async def subscribe_to_task(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
+        params = parse_params(raw_params, A2ATaskParams)
         return await self.tasks.subscribe(params.id, self._resolve_tenant(context, params.tenant))
 
-    async def get_task(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
-        params = parse.parse_params(raw_params, A2ATaskParams)
+    async def get_task(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
+        params = parse_params(raw_params, A2ATaskParams)
         task = await self.tasks.get(params.id, self._resolve_tenant(context, params.tenant), params.history_length)
-        return RENDERERS[dialect].render_bare(task)
+        return RENDERERS[context.dialect].render_bare(task)
 
-    async def cancel_task(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
-        params = parse.parse_params(raw_params, A2ATaskParams)
-        return RENDERERS[dialect].render_bare(
-            await self.tasks.cancel(params.id, self._resolve_tenant(context, params.tenant))
-        )
+    async def cancel_task(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
+        params = parse_params(raw_params, A2ATaskParams)
+        task = await self.tasks.cancel(params.id, self._resolve_tenant(context, params.tenant))
+        return RENDERERS[context.dialect].render_bare(task)
 
-    async def list_tasks(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
-        if dialect != "1.0":
+    async def list_tasks(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
+        if context.dialect != "1.0":
             raise A2AProtocolError("METHOD_NOT_FOUND", "A2A 0.3 has no method that lists tasks; use A2A 1.0")
-        params = parse.parse_params(raw_params, ListTasksParams)
+        params = parse_params(raw_params, ListTasksParams)
         page = await self.task_listing.load_page(params, self._resolve_tenant(context, params.tenant))
-        renderer = RENDERERS[dialect]
-        tasks = [
-            _render_listed_task(task, renderer, with_artifacts=bool(params.include_artifacts)) for task in page.tasks
-        ]
+        tasks = [RENDERERS["1.0"].render_bare(task) for task in page.tasks]
+        if params.include_artifacts:
+            tasks = [{"artifacts": [], **task} for task in tasks]
         return {"tasks": tasks, "nextPageToken": page.token, "pageSize": page.size, "totalSize": page.total}
 
-    async def create_push_config(
-        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
-    ) -> JsonObject:
+    async def create_push_config(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
         self.push_configs.check_supported()
-        config = parse.parse_push_config(raw_params, dialect)
+        config = parse_push_config(raw_params, context.dialect)
         context = self._resolve_tenant(context, raw_params.get("tenant"))
         job = await self.tasks.find(config.task_id, context)
-        return RENDERERS[dialect].render_push_config(
-            await self.push_configs.set(config, context.principal, dialect, job)
-        )
+        config = await self.push_configs.set(config, context.principal, context.version, job)
+        return RENDERERS[context.dialect].render_push_config(config)
 
-    async def get_push_config(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
-        task_id, config_id = await self._find_push_target(raw_params, dialect, context)
-        return RENDERERS[dialect].render_push_config(await self.push_configs.get(task_id, config_id))
+    async def get_push_config(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
+        task_id, config_id = await self._find_push_target(raw_params, context)
+        return RENDERERS[context.dialect].render_push_config(await self.push_configs.get(task_id, config_id))
 
-    async def list_push_configs(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> Any:
-        task_id, _ = await self._find_push_target(raw_params, dialect, context)
-        configs = [RENDERERS[dialect].render_push_config(each) for each in await self.push_configs.list_all(task_id)]
-        return configs if dialect == "0.3" else {"configs": configs, "nextPageToken": ""}
+    async def list_push_configs(self, raw_params: JsonObject, context: A2ARequestContext) -> Any:
+        task_id, _ = await self._find_push_target(raw_params, context)
+        render = RENDERERS[context.dialect].render_push_config
+        configs = [render(each) for each in await self.push_configs.list_all(task_id)]
+        return configs if context.dialect == "0.3" else {"configs": configs, "nextPageToken": ""}
 
-    async def delete_push_config(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> None:
-        task_id, config_id = await self._find_push_target(raw_params, dialect, context)
+    async def delete_push_config(self, raw_params: JsonObject, context: A2ARequestContext) -> None:
+        task_id, config_id = await self._find_push_target(raw_params, context)
         await self.push_configs.delete(task_id, config_id)
 
-    async def _find_push_target(
-        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
-    ) -> tuple[str, str | None]:
+    async def _find_push_target(self, raw_params: JsonObject, context: A2ARequestContext) -> tuple[str, str | None]:
         """The ids of the caller's task and of the configuration. In 0.3 the task's id is `id`."""
-        params = parse.parse_params(raw_params, PushConfigParams)
-        is_0_3 = dialect == "0.3"
+        params = parse_params(raw_params, PushConfigParams)
+        is_0_3 = context.dialect == "0.3"
         task_id = params.id if is_0_3 and params.task_id is None else params.task_id
         config_id = params.push_notification_config_id if is_0_3 else params.id
         if not task_id:
@@ -160,11 +161,9 @@ class A2AOperations:
         await self.tasks.find(task_id, self._resolve_tenant(context, params.tenant))
         return task_id, config_id
 
-    async def get_extended_card(
-        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
-    ) -> JsonObject:
+    async def get_extended_card(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
         """The card for a caller with credentials: everything that the caller may see."""
-        context = self._resolve_tenant(context, parse.parse_params(raw_params, ExtendedCardParams).tenant)
+        context = self._resolve_tenant(context, parse_params(raw_params, ExtendedCardParams).tenant)
         return self.cards.build_extended_card(context)
 
     def _resolve_tenant(self, context: A2ARequestContext, tenant: str | None) -> A2ARequestContext:
@@ -179,15 +178,70 @@ class A2AOperations:
 
     def attach_agent(self, agent_id: str, context: A2ARequestContext) -> A2ARequestContext:
         """Raises AgentNotFound."""
-        agent = self._find_agent(agent_id, context)
+        agent = self.gateway.registry.find_agent_for(context.principal, agent_id)
         context.extensions.activate(agent)
         return replace(context, agent=agent)
 
-    def _find_agent(self, agent_id: str, context: A2ARequestContext) -> Manifest:
-        """Raises AgentNotFound."""
-        return self.gateway.registry.find_agent_for(context.principal, agent_id)
+
+class A2ADoorState:
+    """What all requests of the door share: settings, operations, authentication, stream limits."""
+
+    def __init__(self, context: DoorContext, operations: A2AOperations, settings: A2ADoorSettings) -> None:
+        self.context = context
+        self.operations = operations
+        self.settings = settings
+        self.plain_operations = operations.list_plain_operations()
+        self.streaming_operations = operations.list_streaming_operations()
+        self.body_bytes = max(settings.body_bytes, context.body_bytes)
+        self.versions: tuple[A2AVersion, ...] = SUPPORTED_VERSIONS if settings.version_0_3 else ("1.0",)
+        self._local_policy = AnonymousPolicy(context, "local")
+        self._remote_policy = AnonymousPolicy(context, "public" if settings.public_cards else None)
+        self.stream_shares = FairLimit("open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0)
+
+    def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
+        """Raises FabricError if the caller is refused or the agent is not found."""
+        # The extensions header has another name in each version.
+        extensions = next((value for name in EXTENSION_HEADERS.values() if (value := head.get(name))), "")
+        context = A2ARequestContext(
+            principal=self.context.identify(head.credentials),
+            trace=trace,
+            base_url=self._find_base_url(scope, head),
+            last_event_id=head.last_event_id,
+            delegation_chain=head.delegation_chain,
+            extensions=ExtensionNegotiation(extensions),
+        )
+        return self._attach_agent(context, agent_id)
+
+    def build_card_context(
+        self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace
+    ) -> A2ARequestContext:
+        """A card may also be shown to an anonymous caller. Raises FabricError."""
+        policy = self._local_policy if _is_local_client(scope, head.credentials) else self._remote_policy
+        context = A2ARequestContext(
+            principal=policy(head.credentials), trace=trace, base_url=self._find_base_url(scope, head)
+        )
+        return self._attach_agent(context, agent_id)
+
+    def _attach_agent(self, context: A2ARequestContext, agent_id: str | None) -> A2ARequestContext:
+        return context if agent_id is None else self.operations.attach_agent(agent_id, context)
+
+    def _find_base_url(self, scope: Any, head: RequestHead) -> str:
+        """The base URL of this caller's HTTP request; empty for a gRPC request without a configured public URL."""
+        public_url = self.context.public_url
+        return base_url_for(public_url, scope, head) if public_url is not None or "scheme" in scope else ""
+
+    @contextmanager
+    def hold_stream(self, context: A2ARequestContext) -> Iterator[None]:
+        """Count a stream against the caller's share before its task starts. Raises RateLimited."""
+        self.context.streams.check(context.principal.principal_id)
+        with self.stream_shares.hold(context.principal.principal_id):
+            yield
 
 
-def _render_listed_task(task: A2ATask, renderer: DialectRenderer, *, with_artifacts: bool) -> JsonObject:
-    body = renderer.render_bare(task)
-    return {**body, "artifacts": body.get("artifacts", [])} if with_artifacts else body
+def _is_local_client(scope: Any, credentials: Credentials) -> bool:
+    """Whether the client is a program on this machine: not a proxy, and not a web page of another site."""
+    client = scope.get("client")
+    try:
+        return client is not None and ip_address(client[0]).is_loopback and not credentials.is_cross_site
+    except ValueError:
+        return False

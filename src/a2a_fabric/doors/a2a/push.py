@@ -12,15 +12,14 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, NewJob, derive_job_id
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.trace import new_id, new_trace
+from a2a_fabric.core.propagation import new_id, new_trace
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
-from a2a_fabric.doors.a2a.task_updates import TaskUpdateBuilder
+from a2a_fabric.doors.a2a.task_view import TaskUpdateBuilder
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.subscriptions import JobSubscription, JobSubscriptions
 from a2a_fabric.jobs.webhooks import new_delivery
-from a2a_fabric.protocols.a2a.models import A2APushConfig, A2AUpdate, TaskStatusUpdate
-from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.models import A2APushConfig, A2AUpdate, A2AVersion, Dialect, TaskStatusUpdate
 from a2a_fabric.protocols.a2a.render import RENDERERS
 
 _SUBSCRIPTION_NAME = "a2a-push"
@@ -31,7 +30,7 @@ class _PushTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What a job subscription stores of a configuration. The subscription has the configuration's id as its name."""
 
     config: A2APushConfig
-    dialect: Dialect
+    dialect: Dialect  # of the client's version: 0.3 has the same push bodies for all bindings
 
 
 class A2APushConfigs:
@@ -64,13 +63,15 @@ class A2APushConfigs:
                 raise invalid_params_error(f"{name} has characters that an HTTP header cannot hold", name)
         self.subscriptions.check_limit(principal, config.task_id)
 
-    async def set(self, config: A2APushConfig, principal: Principal, dialect: Dialect, job: Job) -> A2APushConfig:
+    async def set(self, config: A2APushConfig, principal: Principal, dialect: A2AVersion, job: Job) -> A2APushConfig:
         """Push later events; replaces a config with the same id. Raises A2AProtocolError, RateLimited, StoreError."""
         config = replace(config, id=config.id or new_id())
         await self._subscribe(config, principal, dialect, job.events, has_ended=job.has_ended)
         return config
 
-    async def set_from_message(self, config: A2APushConfig, principal: Principal, dialect: Dialect, after: int) -> None:
+    async def set_from_message(
+        self, config: A2APushConfig, principal: Principal, dialect: A2AVersion, after: int
+    ) -> None:
         """Push every event since the message. The id is derived, so that a repeated message makes no second config.
 
         Raises A2AProtocolError, RateLimited, StoreError.
@@ -79,7 +80,7 @@ class A2APushConfigs:
         await self._subscribe(replace(config, id=config.id or derived_id), principal, dialect, after)
 
     async def _subscribe(
-        self, config: A2APushConfig, principal: Principal, dialect: Dialect, after: int, *, has_ended: bool = False
+        self, config: A2APushConfig, principal: Principal, dialect: A2AVersion, after: int, *, has_ended: bool = False
     ) -> None:
         await self.check(config, principal)
         existing_ids = [subscription.name for subscription in await self.subscriptions.list_for(config.task_id)]

@@ -19,8 +19,8 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, ResponseForm, Target, owner_from_principal
-from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, pick_longer_chain
+from a2a_fabric.core.call import Call, ResponseForm, Target, ignore_event, owner_from_principal
+from a2a_fabric.core.capability_choice import AgentChoice
 from a2a_fabric.core.errors import JobNotFound
 from a2a_fabric.core.job import (
     Job,
@@ -29,16 +29,20 @@ from a2a_fabric.core.job import (
     is_final_state,
     new_job_id,
 )
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, chain_from_metadata, new_id, pick_longer_chain
+from a2a_fabric.core.result import OriginalMessage, Result
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, task_not_found_error
-from a2a_fabric.doors.a2a.parse import ListTasksParams, UserMessage
-from a2a_fabric.doors.a2a.request_context import A2ARequestContext
+from a2a_fabric.doors.a2a.requests import A2ARequestContext, ListTasksParams, UserMessage
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.skill_choice import SkillRouter, choose_capability, find_named_skill, parse_answers
-from a2a_fabric.doors.a2a.task_updates import (
+from a2a_fabric.doors.a2a.skill_choice import (
+    SkillRouter,
+    choose_capability,
+    find_named_skill,
+    may_speak_a2a,
+    parse_answers,
+)
+from a2a_fabric.doors.a2a.task_view import (
     LONG_ANSWER_BYTES,
     USER_MESSAGE_KEY,
     TaskUpdateBuilder,
@@ -49,10 +53,20 @@ from a2a_fabric.doors.a2a.task_updates import (
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask, A2AUpdate, TaskStatusUpdate
-from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES
+from a2a_fabric.protocols.a2a.models import (
+    AGENT_STATE_KEY,
+    FINAL_TASK_STATES,
+    ORIGINAL_PROTOCOL,
+    A2AMessage,
+    A2AStreamEvent,
+    A2ATask,
+    A2AUpdate,
+    CallersMessage,
+    TaskStatusUpdate,
+)
 
 TIMEOUT_KEY = "a2a-fabric/timeout_ms"
+_IDS_OF_THIS_NODE = ("contextId", "taskId", "kind")
 
 
 class TaskCreator:
@@ -67,9 +81,9 @@ class TaskCreator:
 
     async def accept(self, user_message: UserMessage, context: A2ARequestContext) -> tuple[Call, JobSummary]:
         """The job of a message; for a repeated message, the existing one. Raises A2AProtocolError, FabricError."""
-        call = self.build_call(user_message, context, self._read_timeout(user_message))
+        call, reason = await self.build_call(user_message, context, self._read_timeout(user_message))
         if not self._replay_window:
-            return call, await self._accept_job(call, user_message, new_job_id())
+            return call, await self._accept_job(call, user_message, new_job_id(), reason)
         now = self._clock()
         previous_id, job_id = (
             self._derive_job_id(call, user_message, context, now - offset) for offset in (self._replay_window, 0.0)
@@ -78,33 +92,68 @@ class TaskCreator:
         return (
             (replayed_job.call, replayed_job)
             if replayed_job is not None
-            else (call, await self._accept_job(call, user_message, job_id))
+            else (call, await self._accept_job(call, user_message, job_id, reason))
         )
 
-    def build_call(self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int) -> Call:
-        """Raises A2AProtocolError."""
-        agent = self.find_agent(user_message, context)
+    async def build_call(
+        self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int
+    ) -> tuple[Call, str | None]:
+        """The call, and why this agent and capability answer if the message names none. Raises A2AProtocolError."""
+        choice = (
+            AgentChoice(manifest=context.agent)
+            if context.agent is not None
+            else self._skill_router.choose_agent(user_message, context.principal)
+        )
+        agent, named_skill = choice.manifest, find_named_skill(user_message)
         context.extensions.check_required(agent, user_message.extensions)
-        capability, message_input = choose_capability(agent, user_message)
-        return Call(
+        may_pass = may_speak_a2a(agent)
+        chooses_itself = may_pass and named_skill is None and self._sees_all_skills(agent)
+        target = choose_capability(agent, user_message, passes_as_it_is=chooses_itself and agent.runtime == "a2a")
+        call = Call(
             trace=context.trace,
             auth=context.principal,
-            target=Target(agent_id=agent.agent_id, capability=capability, timeout_ms=timeout_ms),
-            input=message_input,
+            target=Target(agent_id=agent.agent_id, capability=target.capability, timeout_ms=timeout_ms),
+            input=target.input,
             response=ResponseForm(format="json"),  # the agent of a job streams in any case
             conversation_id=user_message.context_id or new_id(),
             delegation_chain=pick_longer_chain(
                 chain_from_metadata(user_message.get_metadata(DELEGATION_META_KEY)), context.delegation_chain
             ),
-            any_agent=True if context.agent is None and find_named_skill(user_message) is not None else msgspec.UNSET,
+            any_agent=True if context.agent is None and named_skill is not None else msgspec.UNSET,
+            original=await self._make_original(user_message, context, names_skill=not chooses_itself)
+            if may_pass
+            else msgspec.UNSET,
         )
+        return call, " ".join(filter(None, (choice.reason, target.reason))) or None
 
-    def find_agent(self, user_message: UserMessage, context: A2ARequestContext) -> Manifest:
-        return (
-            context.agent
-            if context.agent is not None
-            else self._skill_router.choose_agent(user_message, context.principal)
+    def _sees_all_skills(self, agent: Manifest) -> bool:
+        """An agent that chooses its skill itself might choose one that this caller may not use."""
+        known = self._gateway.registry.catalog.get(agent.agent_id)
+        return known is not None and len(known.capabilities) == len(agent.capabilities)
+
+    async def _make_original(
+        self, user_message: UserMessage, context: A2ARequestContext, *, names_skill: bool
+    ) -> OriginalMessage:
+        message = {key: value for key, value in user_message.raw.items() if key not in _IDS_OF_THIS_NODE}
+        if references := user_message.raw.get("referenceTaskIds"):
+            message["referenceTaskIds"] = [await self._find_agents_id(each, context) for each in references]
+        callers_message = CallersMessage(
+            message=message,
+            dialect=user_message.dialect,
+            metadata=user_message.request_metadata,
+            extensions=context.extensions.requested,
+            output_modes=user_message.output_modes,
+            names_skill=names_skill,
         )
+        return OriginalMessage(protocol=ORIGINAL_PROTOCOL, content=msgspec.to_builtins(callers_message))
+
+    async def _find_agents_id(self, task_id: str, context: A2ARequestContext) -> str:
+        """The id that the agent itself gave to a task of this caller; an id of another task stays as it is."""
+        try:
+            reply = task_view.reply_from_job(await self._jobs.get(context.principal, task_id))
+        except JobNotFound:
+            return task_id
+        return reply.task.id if reply is not None and reply.task is not None and reply.task.id else task_id
 
     def _read_timeout(self, user_message: UserMessage) -> int:
         requested = user_message.get_metadata(TIMEOUT_KEY)
@@ -114,8 +163,8 @@ class TaskCreator:
             raise invalid_params_error(f"metadata.{TIMEOUT_KEY} must be a number of milliseconds", "metadata")
         return self._jobs.settings.clamp_timeout(None if requested is None else int(requested))
 
-    async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str) -> JobSummary:
-        record = task_view.record_from_message(user_message, str(call.conversation_id))
+    async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str, reason: str | None) -> JobSummary:
+        record = task_view.record_from_message(user_message, str(call.conversation_id), reason or "")
         meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record)}
         return await self._jobs.accept(call, JobOptions(at_once=True, job_id=job_id, key=job_id, meta=meta))
 
@@ -124,7 +173,8 @@ class TaskCreator:
             owner_from_principal(context.principal),
             call.target.agent_id,
             int(now / self._replay_window),
-            user_message.raw,
+            user_message.request,
+            context.extensions.requested,
         )
         digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
         return f"task_{digest[:40]}"
@@ -139,6 +189,7 @@ class TaskCreator:
 
 
 _QUESTION_TIMEOUT = 5.0
+_FIRST_REPLY_TIMEOUT = 2.0
 _POLL_INTERVAL = 0.005
 
 
@@ -259,6 +310,11 @@ class A2ATasks:
 
         A long answer follows the task in pieces, as it was emitted; a returning client has them already.
         """
+        if job.call.original and after is None and not past_questions:
+            message = task_view.message_from_job(await self._wait_for_first_reply(job, context))
+            if message is not None:
+                yield A2AStreamEvent(update=message)
+                return
         principal, task_id = context.principal, job.job_id
         last_known_number = job.events if after is None else min(after, job.events)
         caught_up_builder, new_builder = TaskUpdateBuilder(job), TaskUpdateBuilder(job)
@@ -275,11 +331,30 @@ class A2ATasks:
         yield A2AStreamEvent(update=task, number=start or None)
         async with aclosing(self._jobs.events(principal, task_id, start, past_questions=past_questions)) as job_events:
             async for job_event in job_events:
-                for update in await self._complete_updates(
+                updates = await self._complete_updates(
                     job_event, builder.build_updates(job_event), builder, task_id, context
-                ):
+                )
+                for index, update in enumerate(updates, 1):
                     if job_event.number > last_known_number or not _is_past_status(update):
-                        yield A2AStreamEvent(update=update, number=job_event.number)
+                        # Only the last one has the number, so that a client that comes back misses none of them.
+                        yield A2AStreamEvent(update=update, number=job_event.number if index == len(updates) else None)
+
+    async def _wait_for_first_reply(self, job: Job, context: A2ARequestContext) -> Job:
+        """The job when its A2A agent has answered for the first time: an agent that sends a message has no task.
+
+        An agent that does not stream answers only at its end. Then the client gets a task soon, so that it can cancel.
+        """
+        capability = context.agent.find_capability(job.capability) if context.agent is not None else None
+        timeout = None if capability is not None and capability.streaming else _FIRST_REPLY_TIMEOUT
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(timeout),
+                aclosing(self._jobs.events(context.principal, job.job_id)) as job_events,
+            ):
+                async for job_event in job_events:
+                    if not _is_of_the_node(job_event):
+                        break
+        return await self._jobs.get(context.principal, job.job_id)
 
     async def _catch_up(
         self, builder: TaskUpdateBuilder, task_id: str, last_number: int, context: A2ARequestContext
@@ -320,6 +395,13 @@ class A2ATasks:
 def _is_fresh(job: JobSummary) -> bool:
     """Whether the job has no events but its creation."""
     return job.state == "queued" and job.events == 1
+
+
+def _is_of_the_node(job_event: JobEvent) -> bool:
+    """Whether the event only says that the node queued or began the job."""
+    data = job_event.event.data
+    is_running = not is_final_state(data.get("state", "running"))
+    return job_event.event.kind == "status" and is_running and AGENT_STATE_KEY not in data
 
 
 def _is_past_status(update: A2AUpdate) -> bool:
@@ -454,7 +536,7 @@ class DirectReplies:
 
     async def answer(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         """Raises A2AProtocolError and the errors of the call."""
-        call = self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
+        call, reason = await self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
         if self._settings.tasks == "never":
             result = await self._gateway.call(call, ignore_event)
         else:
@@ -463,7 +545,13 @@ class DirectReplies:
         if result.job_id is not None:
             job = await self._jobs.get(context.principal, result.job_id)
             return await self._tasks.render_outcome(job, user_message, context)
-        return _message_from_result(result, user_message, str(call.conversation_id))
+        message = _message_from_result(result, user_message, str(call.conversation_id))
+        chosen = (
+            {}
+            if reason is None or result.original
+            else {task_view.SKILL_KEY: {"id": call.target.capability, "reason": reason}}
+        )
+        return replace(message, metadata={**message.metadata, **chosen})
 
 
 def _message_from_result(result: Result, user_message: UserMessage, context_id: str) -> A2AMessage:
@@ -472,5 +560,8 @@ def _message_from_result(result: Result, user_message: UserMessage, context_id: 
         return A2AMessage(
             id=new_id(), parts=parts, context_id=context_id, metadata={CONTINUATION_KEY: result.asked.continuation}
         )
+    reply = task_view.reply_from_result(result)
+    if reply is not None and reply.message is not None:
+        return replace(reply.message, id=reply.message.id or new_id(), context_id=context_id, task_id="")
     parts = task_view.parts_from_result(result, user_message.output_modes)
     return A2AMessage(id=new_id(), parts=parts, context_id=context_id, metadata=task_view.build_result_metadata(result))

@@ -21,9 +21,9 @@ from a2a_fabric.core.job import JobState, JobSummary, translate_state
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.policy import narrow_manifest
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.directory.discover import AgentDirectory, to_agent_id
-from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent
-from a2a_fabric.doors.directory.task_chain import DirectoryTaskRecord, record_from_job
+from a2a_fabric.doors.directory.agents import AgentDirectory, to_agent_id
+from a2a_fabric.doors.directory.jsonrpc import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent
+from a2a_fabric.doors.directory.tasks import DirectoryTaskRecord, record_from_job
 from a2a_fabric.jobs.jobs import Jobs
 
 _ACTIVE_STATES: tuple[JobState, ...] = ("queued", "running", "input_required")

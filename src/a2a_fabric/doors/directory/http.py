@@ -1,4 +1,4 @@
-"""The HTTP cycle of the directory: `/a2a`, one path per method, and `/a2a/agents/{id}`.
+"""The HTTP cycle of the directory: `/a2a`, one path per method, and `/a2a/agents/{id}`; its methods by name.
 
 A reply has the form of its request. A batch is answered as a whole and in its own order: methods that change the
 directory run first, one after the other, all others concurrently. An agent id may contain slashes, so it is read from
@@ -8,22 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.json_depth import is_too_deep
-from a2a_fabric.core.trace import Trace, new_trace
-from a2a_fabric.doors.context import Receive, Send
+import msgspec
+
+from a2a_fabric.core.errors import FabricError, suggest_nearest
+from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.propagation import Trace, new_trace
 from a2a_fabric.doors.directory import jsonrpc
-from a2a_fabric.doors.directory.errors import DirectoryProtocolError, protocol_error_from
-from a2a_fabric.doors.directory.jsonrpc import DirectoryRpcRequest, InvalidRpcRequest, RpcRequests
-from a2a_fabric.doors.directory.methods import DirectoryMethods
-from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream
-from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
+from a2a_fabric.doors.directory.agents import (
+    AgentDirectory,
+    DirectoryAgentParams,
+    DirectoryRegistration,
+    DiscoverParams,
+    HeartbeatParams,
+    RegisterParams,
+    UnregisterParams,
+)
+from a2a_fabric.doors.directory.events import DirectoryEvents, DirectoryEventsParams
+from a2a_fabric.doors.directory.jsonrpc import (
+    DirectoryProtocolError,
+    DirectoryRequestContext,
+    DirectoryRpcRequest,
+    DirectoryStream,
+    InvalidRpcRequest,
+    RpcRequests,
+    protocol_error_from,
+)
+from a2a_fabric.doors.directory.tasks import (
+    DirectoryAnswerParams,
+    DirectoryTaskIdParams,
+    DirectoryTaskParams,
+    DirectoryTasks,
+)
 from a2a_fabric.doors.edge import (
     JSON_TOO_DEEP,
     CycleEndpoint,
@@ -35,8 +56,93 @@ from a2a_fabric.doors.edge import (
     RequestCycle,
     accepts_events,
     encode_event,
+    split_validation_error,
 )
-from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST, PARSE_ERROR
+from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+
+P = TypeVar("P")
+
+_MAX_ECHO = 64
+
+
+class DirectoryMethod(Generic[P]):
+    """`allowed_at_agent`: also served at an agent's own path. `runs_first`: in a batch it runs before the rest."""
+
+    def __init__(
+        self,
+        params: type[P],
+        handler: Callable[[P, DirectoryRequestContext], Awaitable[dict[str, Any] | DirectoryStream]],
+        *,
+        allowed_at_agent: bool = False,
+        runs_first: bool = False,
+        is_streaming: bool = False,
+    ) -> None:
+        self.allowed_at_agent = allowed_at_agent
+        self.runs_first = runs_first
+        self.is_streaming = is_streaming
+        self._handler = handler
+        self._decoder = msgspec.json.Decoder(params)
+
+    async def __call__(
+        self, rpc_request: DirectoryRpcRequest, context: DirectoryRequestContext
+    ) -> dict[str, Any] | DirectoryStream:
+        """Raises DirectoryProtocolError, FabricError."""
+        return await self._handler(self._decode_params(rpc_request), context)
+
+    def _decode_params(self, rpc_request: DirectoryRpcRequest) -> P:
+        try:
+            return self._decoder.decode(rpc_request.params)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            field, message = split_validation_error(exc)
+            detail = f"{field}: {message}" if field else message
+            data = {"reason": "bad_input", "code": "BAD_INPUT", "detail": detail, "field": field or None}
+            raise DirectoryProtocolError(INVALID_PARAMS, f"Invalid params: {detail}", detail=detail, data=data) from exc
+
+
+class DirectoryMethods:
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        registration: DirectoryRegistration,
+        tasks: DirectoryTasks,
+        events: DirectoryEvents,
+    ) -> None:
+        self._by_name: dict[str, DirectoryMethod[Any]] = {
+            "a2a/register": DirectoryMethod(RegisterParams, registration.register, runs_first=True),
+            "a2a/heartbeat": DirectoryMethod(HeartbeatParams, registration.heartbeat, runs_first=True),
+            "a2a/unregister": DirectoryMethod(UnregisterParams, registration.unregister, runs_first=True),
+            "a2a/discover": DirectoryMethod(DiscoverParams, directory.discover),
+            "a2a/agent": DirectoryMethod(DirectoryAgentParams, directory.get_agent),
+            "a2a/task": DirectoryMethod(DirectoryTaskParams, tasks.run_task, allowed_at_agent=True),
+            "a2a/stream": DirectoryMethod(
+                DirectoryTaskParams, tasks.stream_task, allowed_at_agent=True, is_streaming=True
+            ),
+            "a2a/status": DirectoryMethod(DirectoryTaskIdParams, tasks.get_task_status, allowed_at_agent=True),
+            "a2a/answer": DirectoryMethod(DirectoryAnswerParams, tasks.answer_questions, allowed_at_agent=True),
+            "a2a/cancel": DirectoryMethod(DirectoryTaskIdParams, tasks.cancel_task, allowed_at_agent=True),
+            "a2a/events": DirectoryMethod(DirectoryEventsParams, events.subscribe, is_streaming=True),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def is_streaming(self, name: str) -> bool:
+        return self._by_name[name].is_streaming
+
+    def get(self, name: str) -> DirectoryMethod[Any] | None:
+        return self._by_name.get(name)
+
+    def find(self, name: str, *, at_agent: bool) -> DirectoryMethod[Any]:
+        """Raises DirectoryProtocolError."""
+        method = self._by_name.get(name)
+        if method is None or (at_agent and not method.allowed_at_agent):
+            detail = f"There is no method '{name[:_MAX_ECHO]}' here{suggest_nearest(name, self._by_name)}"
+            raise DirectoryProtocolError(
+                METHOD_NOT_FOUND, f"Method not found: {name[:_MAX_ECHO]}", detail=detail, bare_status=404
+            )
+        return method
+
 
 AGENTS_PATH = "/a2a/agents"
 _AGENTS_PREFIX = f"{AGENTS_PATH}/"
@@ -63,7 +169,8 @@ class DirectoryRoute:
 @dataclass(frozen=True, kw_only=True)
 class DirectoryDoorState(DoorEdge):
     methods: DirectoryMethods
-    settings: DirectoryDoorSettings
+    max_batch: int
+    path_wins: bool  # the path decides about the method, not the body
 
 
 class DirectoryHttpEndpoint(CycleEndpoint):
@@ -81,16 +188,14 @@ class DirectoryAgentEndpoint(CycleEndpoint):
 
 
 class _DirectoryRequestCycle(RequestCycle):
-    def __init__(
-        self, state: DirectoryDoorState, route: DirectoryRoute, scope: Any, receive: Receive, send: Send
-    ) -> None:
-        super().__init__(state, scope, receive, send)
+    def __init__(self, state: DirectoryDoorState, route: DirectoryRoute, *asgi: Any) -> None:
+        super().__init__(state, *asgi)
         self._state = state
         self._route = route
         self._request: DirectoryRpcRequest | InvalidRpcRequest | None = None  # unless it is a batch
         self.allowed_methods = route.allowed_methods
         self.reads_body = self.method != "GET"
-        self.operation = scope["path"]
+        self.operation = self.scope["path"]
 
     async def answer(self, body: bytes) -> HttpReply | EventStream:
         requests, is_batch = self._parse_requests(body)
@@ -109,7 +214,7 @@ class _DirectoryRequestCycle(RequestCycle):
             return (jsonrpc.build_bare_request(self._route.method_of_get, params),), False
         if is_too_deep(body):
             raise DirectoryProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}")
-        return jsonrpc.parse_payload(body, self._route.method, self._state.settings.max_batch)
+        return jsonrpc.parse_payload(body, self._route.method, self._state.max_batch)
 
     async def _answer_one(self, rpc_request: DirectoryRpcRequest) -> HttpReply | EventStream:
         name = self._choose_method_name(rpc_request)
@@ -191,7 +296,7 @@ class _DirectoryRequestCycle(RequestCycle):
     def _choose_method_name(self, rpc_request: DirectoryRpcRequest) -> str:
         """Some clients send the same method name with every request, and the right path."""
         path_method = self._route.method
-        path_decides = self._state.settings.path_wins and self._route.agent_id is None and not rpc_request.is_bare
+        path_decides = self._state.path_wins and self._route.agent_id is None and not rpc_request.is_bare
         return path_method if path_decides and path_method is not None else rpc_request.method
 
     async def _open_stream(self, rpc_request: DirectoryRpcRequest, stream: DirectoryStream) -> HttpReply | EventStream:

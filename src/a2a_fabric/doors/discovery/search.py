@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.json_depth import is_too_deep
+from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.doors.discovery.catalog import CatalogNode, build_agent_entries
 from a2a_fabric.doors.edge import JSON_TOO_DEEP
 

@@ -2,101 +2,48 @@
 
 A door keeps three things: how a request becomes an operation, how a result becomes bytes, and its error table."""
 
-from a2a_fabric.core.json_depth import JSON_TOO_DEEP
-from a2a_fabric.doors.edge.cycle import CycleEndpoint, DoorEdge, RequestCycle, RequestRateLimit
-from a2a_fabric.doors.edge.replies import (
-    JSON_ENCODE_ERRORS,
-    JSON_MEDIA_TYPE,
-    BodyTimeout,
-    DoorError,
-    ErrorReply,
-    HeaderList,
-    HttpReply,
-    MethodNotAllowed,
-    RefusedRequest,
-    UnsupportedContentType,
-    accepts_events,
-    bad_input_from,
-    build_error_headers,
-    compute_etag,
-    matches_etag,
-    reject_handshake,
-    send_reply,
-    split_validation_error,
-    to_encodable_text,
-    to_json_details,
-)
-from a2a_fabric.doors.edge.request import (
-    HEAD_KEY,
-    ON_DISCONNECT_KEY,
-    SHORTCUT_KEY,
-    AnonymousPolicy,
-    ClientDisconnected,
-    RequestHead,
-    Shortcut,
-    base_url_for,
-    check_json_depth,
-    head_from_scope,
-    may_be_json,
-    read_body,
-    replay_body,
-    run_until_disconnect,
-    take_buffered_body,
-)
-from a2a_fabric.doors.edge.streams import (
-    EVENT_STREAM_HEADERS,
-    KEEPALIVE,
-    QUIET_HEAD_DELAY,
-    EventStream,
-    EventStreamReply,
-    encode_event,
-)
-
-__all__ = [
-    "EVENT_STREAM_HEADERS",
-    "HEAD_KEY",
-    "JSON_ENCODE_ERRORS",
-    "JSON_MEDIA_TYPE",
-    "JSON_TOO_DEEP",
-    "KEEPALIVE",
-    "ON_DISCONNECT_KEY",
-    "QUIET_HEAD_DELAY",
-    "SHORTCUT_KEY",
-    "AnonymousPolicy",
-    "BodyTimeout",
-    "ClientDisconnected",
-    "CycleEndpoint",
-    "DoorEdge",
-    "DoorError",
-    "ErrorReply",
-    "EventStream",
-    "EventStreamReply",
-    "HeaderList",
-    "HttpReply",
-    "MethodNotAllowed",
-    "RefusedRequest",
-    "RequestCycle",
-    "RequestHead",
-    "RequestRateLimit",
-    "Shortcut",
-    "UnsupportedContentType",
-    "accepts_events",
-    "bad_input_from",
-    "base_url_for",
-    "build_error_headers",
-    "check_json_depth",
-    "compute_etag",
-    "encode_event",
-    "head_from_scope",
-    "matches_etag",
-    "may_be_json",
-    "read_body",
-    "reject_handshake",
-    "replay_body",
-    "run_until_disconnect",
-    "send_reply",
-    "split_validation_error",
-    "take_buffered_body",
-    "to_encodable_text",
-    "to_json_details",
-]
+from a2a_fabric.core.limits import JSON_TOO_DEEP as JSON_TOO_DEEP
+from a2a_fabric.doors.edge.cycle import EVENT_STREAM_HEADERS as EVENT_STREAM_HEADERS
+from a2a_fabric.doors.edge.cycle import JSON_ENCODE_ERRORS as JSON_ENCODE_ERRORS
+from a2a_fabric.doors.edge.cycle import JSON_MEDIA_TYPE as JSON_MEDIA_TYPE
+from a2a_fabric.doors.edge.cycle import KEEPALIVE as KEEPALIVE
+from a2a_fabric.doors.edge.cycle import QUIET_HEAD_DELAY as QUIET_HEAD_DELAY
+from a2a_fabric.doors.edge.cycle import CycleEndpoint as CycleEndpoint
+from a2a_fabric.doors.edge.cycle import DoorEdge as DoorEdge
+from a2a_fabric.doors.edge.cycle import DoorError as DoorError
+from a2a_fabric.doors.edge.cycle import ErrorReply as ErrorReply
+from a2a_fabric.doors.edge.cycle import EventStream as EventStream
+from a2a_fabric.doors.edge.cycle import HeaderList as HeaderList
+from a2a_fabric.doors.edge.cycle import HttpReply as HttpReply
+from a2a_fabric.doors.edge.cycle import RefusedRequest as RefusedRequest
+from a2a_fabric.doors.edge.cycle import RequestCycle as RequestCycle
+from a2a_fabric.doors.edge.cycle import RequestRateLimit as RequestRateLimit
+from a2a_fabric.doors.edge.cycle import UnsupportedContentType as UnsupportedContentType
+from a2a_fabric.doors.edge.cycle import accepts_events as accepts_events
+from a2a_fabric.doors.edge.cycle import bad_input_from as bad_input_from
+from a2a_fabric.doors.edge.cycle import build_error_headers as build_error_headers
+from a2a_fabric.doors.edge.cycle import compute_etag as compute_etag
+from a2a_fabric.doors.edge.cycle import encode_event as encode_event
+from a2a_fabric.doors.edge.cycle import find_http_status as find_http_status
+from a2a_fabric.doors.edge.cycle import reject_handshake as reject_handshake
+from a2a_fabric.doors.edge.cycle import send_reply as send_reply
+from a2a_fabric.doors.edge.cycle import split_validation_error as split_validation_error
+from a2a_fabric.doors.edge.cycle import to_encodable_text as to_encodable_text
+from a2a_fabric.doors.edge.cycle import to_json_details as to_json_details
+from a2a_fabric.doors.edge.request import HEAD_KEY as HEAD_KEY
+from a2a_fabric.doors.edge.request import ON_DISCONNECT_KEY as ON_DISCONNECT_KEY
+from a2a_fabric.doors.edge.request import SHORTCUT_KEY as SHORTCUT_KEY
+from a2a_fabric.doors.edge.request import VIEW_HEADER as VIEW_HEADER
+from a2a_fabric.doors.edge.request import VIEW_PREFIX_KEY as VIEW_PREFIX_KEY
+from a2a_fabric.doors.edge.request import AnonymousPolicy as AnonymousPolicy
+from a2a_fabric.doors.edge.request import ClientDisconnected as ClientDisconnected
+from a2a_fabric.doors.edge.request import RequestHead as RequestHead
+from a2a_fabric.doors.edge.request import Shortcut as Shortcut
+from a2a_fabric.doors.edge.request import base_url_for as base_url_for
+from a2a_fabric.doors.edge.request import check_json_depth as check_json_depth
+from a2a_fabric.doors.edge.request import head_from_scope as head_from_scope
+from a2a_fabric.doors.edge.request import may_be_json as may_be_json
+from a2a_fabric.doors.edge.request import read_body as read_body
+from a2a_fabric.doors.edge.request import replay_body as replay_body
+from a2a_fabric.doors.edge.request import run_until_disconnect as run_until_disconnect
+from a2a_fabric.doors.edge.request import take_buffered_body as take_buffered_body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -12,12 +13,17 @@ from msgspec import UNSET
 
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.delegation import DELEGATION_HEADER_BYTES, MaybeChain, chain_from_header
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
-from a2a_fabric.core.json_depth import JSON_TOO_DEEP, is_too_deep
-from a2a_fabric.core.trace import Trace, trace_from_traceparent
-from a2a_fabric.doors.context import Receive
+from a2a_fabric.core.limits import JSON_TOO_DEEP, is_too_deep
+from a2a_fabric.core.propagation import (
+    DELEGATION_HEADER_BYTES,
+    MaybeChain,
+    Trace,
+    chain_from_header,
+    trace_from_traceparent,
+)
+from a2a_fabric.core.tasks import Deadline
+from a2a_fabric.doors.context import DoorContext, Receive
 from a2a_fabric.identity.resolver import Credentials
 
 T = TypeVar("T")
@@ -30,6 +36,11 @@ ON_DISCONNECT_KEY = "fabric.on_disconnect"
 # On a hot path our own server also puts these two into the scope: a `Shortcut` and the `RequestHead`.
 SHORTCUT_KEY = "fabric.shortcut"
 HEAD_KEY = "fabric.head"
+# The views to which a request narrows itself. A request to `/views/NAME/…` or with `?view=NAME` gets the header, too;
+# then the path below which it was sent is in the scope.
+VIEW_HEADER = b"x-fabric-view"
+TOKEN_PROTOCOL = "fabric.bearer."  # noqa: S105  # the beginning of a WebSocket's subprotocol; the token follows
+VIEW_PREFIX_KEY = "fabric.view_prefix"
 
 
 class Shortcut(Protocol):
@@ -97,9 +108,12 @@ class RequestHead:
 
     def _read_credentials(self) -> Credentials:
         authorization = self.get(b"authorization")
+        if authorization is None and b"sec-websocket-protocol" in self._headers:
+            authorization = _read_token_protocol(self.get(b"sec-websocket-protocol") or "")
         if authorization is not None:
-            return Credentials(authorization=authorization)
+            return Credentials(authorization=authorization, view=self.get(VIEW_HEADER))
         return Credentials(
+            view=self.get(VIEW_HEADER),
             api_key=self.get(b"x-api-key"),
             host=self.get(b"host"),
             origin=self.get(b"origin"),
@@ -130,6 +144,21 @@ class RequestHead:
     @property
     def error_format(self) -> str | None:
         return self.get(b"x-fabric-error-format")
+
+
+def _read_token_protocol(header: str) -> str | None:
+    """Browsers cannot set headers of a WebSocket, so they offer the token as a subprotocol, in base64url.
+
+    A token that cannot be read is an `Authorization` without a token, which is refused.
+    """
+    offered = (name.strip() for name in header.split(","))
+    encoded = next((name.removeprefix(TOKEN_PROTOCOL) for name in offered if name.startswith(TOKEN_PROTOCOL)), None)
+    if encoded is None:
+        return None
+    try:
+        return f"Bearer {base64.urlsafe_b64decode(encoded + '=' * (-len(encoded) % 4)).decode()}"
+    except ValueError:
+        return "Bearer"
 
 
 def head_from_scope(scope: Any) -> RequestHead:
@@ -275,8 +304,9 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 class AnonymousPolicy:
     """The node's authentication, except that a door may admit callers without credentials."""
 
-    def __init__(self, identify: Callable[[Credentials], Principal], anonymous_trust: TrustTier | None) -> None:
-        self._identify = identify
+    def __init__(self, context: DoorContext, anonymous_trust: TrustTier | None) -> None:
+        self._identify = context.identify
+        self._narrow = context.narrow_to_views
         self._anonymous = (
             None if anonymous_trust is None else Principal(mode="none", principal_id="anonymous", trust=anonymous_trust)
         )
@@ -299,12 +329,13 @@ class AnonymousPolicy:
                 raise
             if self._anonymous.trust == "local" and credentials.is_cross_site:
                 raise Forbidden("Without credentials only programs are admitted, not pages of other sites") from None
-            return self._anonymous
+            return self._narrow(self._anonymous, credentials)
 
 
 def base_url_for(public_url: str | None, scope: Any, head: RequestHead) -> str:
     """The URL of this node for this caller: the configured one, else the one that the caller used."""
+    prefix: str = scope.get(VIEW_PREFIX_KEY, "")
     if public_url is not None:
-        return public_url.rstrip("/")
+        return public_url.rstrip("/") + prefix
     host = head.get(b"host") or ""
-    return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}"
+    return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}{prefix}"

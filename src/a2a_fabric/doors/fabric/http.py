@@ -1,7 +1,8 @@
-"""`POST /mcp/call`, the hot path: a request is decoded once, a reply encoded once, and no framework is in between.
+"""`POST /mcp/call`, the hot path, and the envelope of Fabric's requests, replies, errors and events.
 
-An event stream is opened by the first event, kept alive with comments while the agent is silent, and closed by
-`final`. `emit` waits for the client: a client that reads slowly slows its own agent only."""
+A request is decoded once, a reply encoded once, and no framework is in between. An event stream is opened by the first
+event, kept alive with comments while the agent is silent, and closed by `final`. `emit` waits for the client: a client
+that reads slowly slows its own agent only."""
 
 from __future__ import annotations
 
@@ -10,18 +11,20 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import Any, Literal
 
 import msgspec
 
+from a2a_fabric.core import errors
+from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import BadInput, FabricError
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
-from a2a_fabric.core.pipeline import ignore_event
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace, continue_trace
+from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.propagation import Trace, continue_trace
+from a2a_fabric.core.result import EVENT_KINDS, Event, Result
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import (
     EVENT_STREAM_HEADERS,
+    JSON_ENCODE_ERRORS,
     JSON_TOO_DEEP,
     KEEPALIVE,
     QUIET_HEAD_DELAY,
@@ -39,9 +42,144 @@ from a2a_fabric.doors.edge import (
     may_be_json,
     run_until_disconnect,
     take_buffered_body,
+    to_encodable_text,
 )
-from a2a_fabric.doors.fabric import envelope
 from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
+
+ErrorFormat = Literal["string", "object"]
+
+_encode = msgspec.json.Encoder().encode
+_ENCODED_KINDS = {kind: kind.encode() for kind in EVENT_KINDS}
+_FRAME_TEMPLATE = b'event: %b\nid: %d\ndata: {"event":"%b","data":%b,"trace":%b},"trace":%b}\n\n'
+
+# What an agent or tool did or refused is a 200 with `ok: false`. These errors concern the request itself.
+_HTTP_STATUS: dict[type[FabricError], int] = {
+    errors.Unauthenticated: 401,
+    errors.AuthInvalid: 401,
+    errors.AuthExpired: 401,
+    errors.PayloadTooLarge: 413,
+    errors.RateLimited: 429,
+    errors.AgentBusy: 429,
+    errors.InternalError: 500,
+}
+
+
+class FabricRequest(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class FabricSocketRequest(msgspec.Struct):
+    """One message of a WebSocket: a request with an id that the client chose, or the cancellation of one."""
+
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    id: str | int | None = None
+    cancel: bool = False
+
+
+class _SuccessEnvelope(msgspec.Struct):
+    ok: bool
+    trace: Trace
+    result: dict[str, Any]
+    error: None = None
+
+
+def encode_reply(result: Result, trace: Trace, *, flatten: bool) -> bytes:
+    """`flatten` also puts the result's keys beside the envelope's, where older clients look for them."""
+    extras = _collect_extras(result)
+    if not flatten and not extras:
+        return encode_json(_SuccessEnvelope(True, trace, result.data))
+    envelope = {"ok": True, "trace": trace, "result": result.data, "error": None, **extras}
+    return encode_json({**result.data, **envelope} if flatten else envelope)
+
+
+def _collect_extras(result: Result) -> dict[str, Any]:
+    """What a result holds besides its JSON; most results hold nothing else."""
+    if result.fallback is None and not result.parts and result.job_id is None and not result.notes:
+        return {}
+    candidates = {"parts": result.parts, "notes": result.notes, "fallback": result.fallback, "job_id": result.job_id}
+    return {name: value for name, value in candidates.items() if value}
+
+
+def encode_json(value: Any) -> bytes:
+    """Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
+    try:
+        return _encode(value)
+    except JSON_ENCODE_ERRORS as exc:
+        raise errors.UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+
+
+def encode_error(error: FabricError, trace: Trace, error_format: ErrorFormat, *, with_detail: bool = False) -> bytes:
+    """`with_detail` repeats the sentence under `detail`, where some clients of single endpoints look for it."""
+    error = _to_encodable_error(error)
+    return _encode(
+        {
+            "ok": False,
+            "trace": trace,
+            "result": None,
+            "error": error.message if error_format == "string" else build_error_object(error),
+            "error_code": error.code,
+            "error_details": error.details,
+            **({"detail": error.message, "success": False} if with_detail else {}),
+        }
+    )
+
+
+def _to_encodable_error(error: FabricError) -> FabricError:
+    """Agents in this process may put anything into an error; details that are not JSON are left out."""
+    try:
+        _encode(build_error_object(error))
+    except JSON_ENCODE_ERRORS:
+        return errors.error_from_code(error.code, to_encodable_text(error.message))
+    return error
+
+
+def build_error_object(error: FabricError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "details": error.details}
+
+
+def find_envelope_status(error: FabricError) -> int:
+    if isinstance(error, RefusedRequest):
+        return error.status
+    if isinstance(error, errors.Forbidden) and "tool_error" not in error.details:
+        return 403
+    return _HTTP_STATUS.get(type(error), 200)
+
+
+def build_event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
+    """The trace is inside `data`, as the protocol says, and beside it, where clients look for it.
+
+    An event from the log of a job also has its number and the time at which it was written.
+    """
+    body: dict[str, Any] = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    return {**body, "number": event.number, "at": event.at} if event.number else body
+
+
+def build_final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:
+    """The last event of a stream; `answer` and `citations` are also at the top level, for older clients."""
+    if isinstance(outcome, FabricError):
+        outcome = _to_encodable_error(outcome)
+        data: dict[str, Any] = {"ok": False, "result": None, "error": build_error_object(outcome), "trace": trace}
+    else:
+        data = {"ok": True, "result": outcome.data, "trace": trace}
+        data |= {key: outcome.data[key] for key in ("answer", "citations") if key in outcome.data}
+        data |= _collect_extras(outcome)
+    return {"event": "final", "data": data, "trace": trace}
+
+
+def encode_event_frame(event: Event, trace: bytes, number: int) -> bytes:
+    """The frame of `build_event_body`, for the hot path: most frames need no dict."""
+    kind, data = _ENCODED_KINDS[event.kind], encode_json(event.data)
+    if len(data) == 2 or "trace" in event.data or event.number:
+        return encode_frame(build_event_body(event, msgspec.Raw(trace)), number)
+    return _FRAME_TEMPLATE % (kind, number, kind, data[:-1], trace, trace)
+
+
+def encode_frame(body: dict[str, Any], number: int) -> bytes:
+    """A server-sent event. Its name is also inside the JSON, because older clients read only `data`."""
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (body["event"].encode(), number, encode_json(body))
+
 
 # Replies to these also have their keys beside the envelope, where older clients read them.
 _FLATTENED_OPERATIONS = frozenset(
@@ -55,12 +193,12 @@ _FLATTENED_OPERATIONS = frozenset(
     }
 )
 _REPLY_HEAD = b"content-type: application/json\r\nx-trace-id: %b\r\n"
-_decoder = msgspec.json.Decoder(envelope.FabricRequest)
+_decoder = msgspec.json.Decoder(FabricRequest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FabricDoorState(DoorEdge):
-    error_format: envelope.ErrorFormat
+    error_format: ErrorFormat
 
 
 class FabricCycle(RequestCycle):
@@ -73,12 +211,12 @@ class FabricCycle(RequestCycle):
         return ErrorReply(self.find_status(error), self.encode_error(error), error.code, error.message)
 
     def find_status(self, error: FabricError) -> int:
-        return envelope.find_http_status(error)
+        return find_envelope_status(error)
 
     def encode_error(self, error: FabricError) -> bytes:
-        return envelope.encode_error(error, self.trace, self._choose_error_format())
+        return encode_error(error, self.trace, self._choose_error_format())
 
-    def _choose_error_format(self) -> envelope.ErrorFormat:
+    def _choose_error_format(self) -> ErrorFormat:
         match self.head.error_format:
             case "string" | "object" as requested:
                 return requested
@@ -106,7 +244,7 @@ class CallEventStream:
         self._send = send
         self._shortcut = shortcut
         self._headers = [*EVENT_STREAM_HEADERS, (b"x-trace-id", trace.trace_id.encode())]
-        self._trace = msgspec.Raw(envelope.encode_json(trace))  # encoded once for all events
+        self._trace = msgspec.Raw(encode_json(trace))  # encoded once for all events
         self._encoded_trace = bytes(self._trace)
         self._context = context
         self._principal_id = principal_id
@@ -133,7 +271,7 @@ class CallEventStream:
 
     def emit(self, event: Event) -> Awaitable[None]:
         self._number = event.number or self._number + 1
-        frame = envelope.encode_event_frame(event, self._encoded_trace, self._number)
+        frame = encode_event_frame(event, self._encoded_trace, self._number)
         if self.is_open and self._shortcut is not None and self._shortcut.write(frame):
             return self._resolved  # most events leave at once, without a coroutine for each
         return self._write(frame, more=True)
@@ -144,7 +282,7 @@ class CallEventStream:
         Raises ClientDisconnected.
         """
         number = self._number if self._is_resumable else self._number + 1  # `final` is no event of the job
-        frame = envelope.encode_frame(envelope.build_final_body(outcome, self._trace), number)
+        frame = encode_frame(build_final_body(outcome, self._trace), number)
         try:
             async with asyncio.timeout(2 * self._keep_alive_interval):
                 await self._write(frame, more=False)
@@ -254,7 +392,7 @@ class FabricCallCycle(FabricCycle):
 
     def _encode_reply(self, result: Result) -> bytes:
         """Raises UpstreamFailed."""
-        return envelope.encode_reply(result, self.trace, flatten=self.operation in _FLATTENED_OPERATIONS)
+        return encode_reply(result, self.trace, flatten=self.operation in _FLATTENED_OPERATIONS)
 
     async def _answer_with_events(self, prepared: PreparedOperation, shortcut: Shortcut | None) -> None:
         after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after

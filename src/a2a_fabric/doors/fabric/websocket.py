@@ -13,16 +13,21 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.json_depth import is_too_deep
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace, current_trace, new_trace
+from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.propagation import MaybeChain, Trace, current_trace, new_trace
+from a2a_fabric.core.result import Event, Result
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import JSON_TOO_DEEP, RequestHead, build_error_headers, reject_handshake
-from a2a_fabric.doors.fabric import envelope
-from a2a_fabric.doors.fabric.http import trace_from_ref
+from a2a_fabric.doors.fabric.http import (
+    FabricSocketRequest,
+    build_event_body,
+    build_final_body,
+    encode_error,
+    encode_json,
+    find_envelope_status,
+    trace_from_ref,
+)
 from a2a_fabric.operations import OperationRequest, PreparedOperation
 
 _log = logging.getLogger(__name__)
@@ -32,7 +37,7 @@ _MAX_CONCURRENT_REQUESTS = 64
 class FabricWebSocketEndpoint:
     def __init__(self, context: DoorContext) -> None:
         self._context = context
-        self._decoder = msgspec.json.Decoder(envelope.FabricSocketRequest)
+        self._decoder = msgspec.json.Decoder(FabricSocketRequest)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
@@ -41,9 +46,9 @@ class FabricWebSocketEndpoint:
             principal, delegation_chain = self._context.identify(head.credentials), head.delegation_chain
             self._context.acquire_stream(principal.principal_id)
         except FabricError as error:
-            trace, status = head.trace or new_trace(), envelope.find_http_status(error)
+            trace, status = head.trace or new_trace(), find_envelope_status(error)
             headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
-            await reject_handshake(send, status, envelope.encode_error(error, trace, "object"), headers)
+            await reject_handshake(send, status, encode_error(error, trace, "object"), headers)
             self._context.log(trace, "websocket", code=error.code, message=error.message, seconds=0.0, status=status)
             return
         try:
@@ -68,7 +73,7 @@ class FabricWebSocketEndpoint:
                 request = self._decoder.decode(raw)
             except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
                 error = BadInput(f"The message is not a Fabric call: {exc}"[:300])
-                await connection.send_message(envelope.build_final_body(error, new_trace()), None)
+                await connection.send_message(build_final_body(error, new_trace()), None)
             else:
                 await connection.handle_request(request)
 
@@ -87,12 +92,12 @@ class _Connection:
     async def send_message(self, body: dict[str, Any], request_id: str | int | None) -> None:
         async with self._send_lock:
             try:
-                text = envelope.encode_json({"id": request_id, **body}).decode()
+                text = encode_json({"id": request_id, **body}).decode()
                 await self._send({"type": "websocket.send", "text": text})
             except OSError:  # ASGI raises it when the client has disconnected
                 self._cancel_all()
 
-    async def handle_request(self, request: envelope.FabricSocketRequest) -> None:
+    async def handle_request(self, request: FabricSocketRequest) -> None:
         if request.cancel:
             task = self._running.get(request.id)
             if task is not None:
@@ -100,13 +105,13 @@ class _Connection:
             return
         error = self._check_request(request)
         if error is not None:
-            await self.send_message(envelope.build_final_body(error, new_trace()), request.id)
+            await self.send_message(build_final_body(error, new_trace()), request.id)
             return
         task = asyncio.ensure_future(self._answer(request))
         self._running[request.id] = task
         task.add_done_callback(lambda _: self._running.pop(request.id, None))
 
-    def _check_request(self, request: envelope.FabricSocketRequest) -> FabricError | None:
+    def _check_request(self, request: FabricSocketRequest) -> FabricError | None:
         if request.id in self._running:
             return BadInput(f"A request with id {request.id!r} is still running on this connection", field="id")
         if len(self._running) >= _MAX_CONCURRENT_REQUESTS:
@@ -115,7 +120,7 @@ class _Connection:
             return BadInput("`arguments` must be an object", field="arguments")
         return None
 
-    async def _answer(self, request: envelope.FabricSocketRequest) -> None:
+    async def _answer(self, request: FabricSocketRequest) -> None:
         trace, started_at = new_trace(), time.perf_counter()
         outcome: Result | FabricError
         is_call = False
@@ -135,13 +140,13 @@ class _Connection:
             outcome = InternalError()
         self._log_request(request.name, trace, outcome, time.perf_counter() - started_at, is_call=is_call)
         try:
-            await self.send_message(envelope.build_final_body(outcome, trace), request.id)
+            await self.send_message(build_final_body(outcome, trace), request.id)
         except UpstreamFailed as error:  # the answer is not JSON
-            await self.send_message(envelope.build_final_body(error, trace), request.id)
+            await self.send_message(build_final_body(error, trace), request.id)
 
     async def _run(self, prepared: PreparedOperation, trace: Trace, request_id: str | int | None) -> Result:
         async def emit(event: Event) -> None:
-            await self.send_message(envelope.build_event_body(event, trace), request_id)
+            await self.send_message(build_event_body(event, trace), request_id)
 
         request = OperationRequest(
             trace=trace, principal=self._principal, stream=prepared.stream, delegation_chain=self._delegation_chain

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.plugin import DoorPlugin
+from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
+from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
-from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer
+from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
 from a2a_fabric.doors.mcp.servers import ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
+from a2a_fabric.doors.mcp.sse import MESSAGES_PATH, SseEndpoints
+from a2a_fabric.doors.mcp.tool_list import HiddenToolsLog, ToolListSettings
 from a2a_fabric.doors.mcp.tools import AgentToolCatalog, GatewayToolCatalog
-from a2a_fabric.doors.mcp.websocket import McpWebSocketEndpoint
 
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.server import McpServer
 
 
-class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class McpDoorSettings(ToolListSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the door `mcp`."""
 
     tool_names: Annotated[
@@ -35,20 +37,6 @@ class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "both names."
         ),
     ] = "safe"
-    max_listed: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="If there are more tools than this, only the gateway's own are listed; clients find the rest "
-            "with these.",
-        ),
-    ] = 60
-    builtin_tools: Annotated[
-        bool,
-        Meta(
-            description="List the built-in tools too. If they are not listed, clients call them with fabric_tool_call."
-        ),
-    ] = False
     max_sessions: Annotated[
         int,
         Meta(
@@ -84,11 +72,14 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     catalog = GatewayToolCatalog(
         gateway,
         operations,
+        settings,
+        lambda capability: context.jobs.job_after_of_capability(capability) is not None,
         name_style=settings.tool_names,
-        max_listed=settings.max_listed,
-        builtin_tools=settings.builtin_tools,
     )
 
+    gateway.notice_sources.append(catalog.describe_hidden)
+    hidden_tools_log = HiddenToolsLog(partial(catalog.describe_hidden, OPERATOR_PRINCIPAL))
+    gateway.registry.add_listener(hidden_tools_log.on_catalog_change)
     manifest_subscriptions = ManifestSubscriptions(gateway)
     sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle, settings.session_unused)
 
@@ -116,12 +107,17 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         ),
         McpHttpEndpoint(context, selector.find_server),
     )
+    sse = SseEndpoints(context, sessions, servers.get_gateway_server)
     return McpDoor(
         hot={"/mcp": gateway_endpoint},
         sockets={"/mcp/ws": McpWebSocketEndpoint(context, servers.get_gateway_server)},
-        routes=[Route("/agents/{agent_id:path}/mcp", agent_endpoint)],
+        routes=[
+            Route("/sse", sse.stream),
+            Route(MESSAGES_PATH, sse.messages),
+            Route("/agents/{agent_id:path}/mcp", agent_endpoint),
+        ],
         lifetime=selector,
-        stop=(gateway_endpoint.stop, agent_endpoint.stop, selector.stop),
+        stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
         servers=servers,
     )
 

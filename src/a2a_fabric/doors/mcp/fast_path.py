@@ -18,27 +18,24 @@ from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec import Raw, field
+from msgspec import UNSET, Raw, field
 
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.deadline import DeadlineSweep
-from a2a_fabric.core.delegation import DELEGATION_META_KEY
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Questions
+from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.errors import FabricError, OutOfScope
+from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, Trace
+from a2a_fabric.core.result import Event, Questions
+from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import RequestHead, Shortcut
-from a2a_fabric.doors.mcp.progress import EVENT_LOG_LEVEL, LogLevel, McpEventWriter
-from a2a_fabric.doors.mcp.reply import McpReply
-from a2a_fabric.doors.mcp.request_context import DirectRequestContext
-from a2a_fabric.doors.mcp.results import render_input_required
-from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
-from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.doors.mcp.request import DirectRequestContext, McpReply
+from a2a_fabric.doors.mcp.results import LogLevel, McpEventWriter, render_input_required
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_token
+from a2a_fabric.doors.mcp.tools import ListingClient, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
+from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.questions import ClientResponses, answers_from_responses, parse_capabilities
-from a2a_fabric.protocols.mcp.versions import (
+from a2a_fabric.protocols.mcp.wire import (
     CLIENT_CAPABILITIES_KEY,
     CLIENT_INFO_KEY,
     LOG_LEVEL_KEY,
@@ -46,16 +43,16 @@ from a2a_fabric.protocols.mcp.versions import (
     SERVER_INFO_KEY,
     STATELESS_VERSION,
     VERSION_HEADER_BYTES,
+    McpMessage,
+    McpProtocolError,
+    decode_or_none,
 )
 
 _STATELESS_VERSION_BYTES = STATELESS_VERSION.encode()
-
-
 _LIST_HEADERS = {VERSION_HEADER_BYTES, b"mcp-method"}
 _CALL_HEADERS = {*_LIST_HEADERS, b"mcp-name"}
 _MAX_TRUSTED = 10_000
 _SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
-_MAX_ENCODED_LISTS = 256
 _LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
 _encode = msgspec.json.Encoder().encode
 
@@ -73,10 +70,6 @@ class StatelessMeta(msgspec.Struct):
     def envelope(self) -> bytes:
         """The client's description of itself, as the bytes it sent."""
         return b"%b\0%b" % (self.capabilities, self.client)
-
-    @property
-    def wants_logs(self) -> bool:
-        return self.log_level is not None and _LOG_LEVELS.index(self.log_level) <= _LOG_LEVELS.index(EVENT_LOG_LEVEL)
 
 
 class StatelessCallParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,8 +94,20 @@ class HandshakeCallParams(msgspec.Struct, forbid_unknown_fields=True):
     meta: HandshakeMeta = field(name="_meta", default=HandshakeMeta())
 
 
+class HandshakeListParams(msgspec.Struct, forbid_unknown_fields=True):
+    meta: HandshakeMeta = field(name="_meta", default=HandshakeMeta())
+
+
 class ListToolsParams(msgspec.Struct, forbid_unknown_fields=True):
     meta: StatelessMeta = field(name="_meta")
+
+
+class _NamedCall(msgspec.Struct):
+    name: str
+
+
+class _ClientName(msgspec.Struct):
+    name: str = ""
 
 
 class FastRequest(msgspec.Struct):
@@ -127,12 +132,14 @@ class FastPath:
         info = catalog.server_info
         server_info = {"name": info.name, "version": info.version, "title": info.title}
         self._result_meta = {SERVER_INFO_KEY: Raw(_encode(server_info))}
+        members = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": self._result_meta}
+        self._list_members = b"," + _encode(members)[1:-1]
         self._whole_call_decoder = msgspec.json.Decoder(_WholeCall)
         self._call_decoder = msgspec.json.Decoder(StatelessCallParams)
         self._list_decoder = msgspec.json.Decoder(ListToolsParams)
         self._session_decoder = msgspec.json.Decoder(HandshakeCallParams)
+        self._session_list_decoder = msgspec.json.Decoder(HandshakeListParams)
         self._trusted: set[bytes] = set()
-        self._encoded_lists: dict[int, tuple[Any, bytes]] = {}
         self._ping_timers: DeadlineSweep | None = None
 
     def parse_trusted(self, scope: Any, head: RequestHead, body: bytes) -> FastRequest | None:
@@ -183,14 +190,30 @@ class FastPath:
             return False
         return bytes(params.arguments)[:1] in (b"{", b"n")  # an object, or null
 
-    def parse_in_session(self, head: RequestHead, message: McpMessage) -> HandshakeCallParams | None:
+    def parse_in_session(
+        self, head: RequestHead, message: McpMessage
+    ) -> HandshakeCallParams | HandshakeListParams | None:
         """None for a request that must go to the SDK, such as one that wants progress and so gets a stream."""
         try:
+            if message.method == "tools/list":
+                list_params = self._session_list_decoder.decode(message.params or b"{}")
+                return list_params if not list_params.meta.progress_token and _fits_both(head) else None
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
         is_plain = not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
         return params if is_plain and _fits_both(head) else None
+
+    def check_scope(self, message: McpMessage, principal: Principal) -> None:
+        """For a call that the SDK answers: its replies have no status for a missing scope. Raises OutOfScope."""
+        params = decode_or_none(message.params, _NamedCall)
+        if params is not None and message.method == "tools/call" and has_issued_token(principal):
+            try:
+                self._catalog.prepare(params.name, Raw(b"{}"), principal)
+            except OutOfScope:
+                raise
+            except FabricError:
+                pass  # the call itself reports it
 
     def is_trusted(self, request: FastRequest) -> bool:
         """Whether the SDK has accepted this envelope before."""
@@ -207,17 +230,16 @@ class FastPath:
         trace = request_context.trace_from_header(meta.traceparent)
         reply = McpReply(request.id, send, self._ping_timers or self._get_ping_timers(), shortcut, trace)
         if isinstance(params, ListToolsParams):
-            started = time.perf_counter()
-            await reply.send_result(self._encode_tool_list(request_context.principal))
-            seconds = time.perf_counter() - started
-            self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
+            request_context.client_name = (wire.decode_or_none(meta.client, _ClientName) or _ClientName()).name
+            await self._send_tool_list(reply, request_context, trace, self._list_members)
             return
         chain = meta.delegation_chain
         call = ToolCall(
             self._context, self._catalog, request_context, params.name, trace, partial(_accepts_tasks, meta), chain
         )
         arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
-        answers = answers_from_responses(params.input_responses, params.request_state)
+        has_answers = params.input_responses or params.request_state is not None
+        answers = answers_from_responses(params.input_responses, params.request_state) if has_answers else UNSET
         wants_events = meta.progress_token is not None or meta.log_level is not None
         with reply:
             try:
@@ -242,7 +264,7 @@ class FastPath:
     async def answer_in_session(
         self,
         request_id: str | int,
-        params: HandshakeCallParams,
+        params: HandshakeCallParams | HandshakeListParams,
         request_context: DirectRequestContext,
         send: Send,
         shortcut: Shortcut,
@@ -251,6 +273,9 @@ class FastPath:
         meta = params.meta
         trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
         reply = McpReply(request_id, send, self._get_ping_timers(), shortcut, trace)
+        if isinstance(params, HandshakeListParams):
+            await self._send_tool_list(reply, request_context, trace, b"")
+            return None
         call = ToolCall(self._context, self._catalog, request_context, params.name, trace, meta_chain=chain)
         with reply:
             try:
@@ -271,31 +296,26 @@ class FastPath:
             self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         return self._ping_timers
 
-    def _encode_tool_list(self, principal: Principal) -> bytes:
-        tools = self._catalog.list_tools(principal)
-        cached = self._encoded_lists.get(id(tools))
-        if cached is None:
-            if len(self._encoded_lists) >= _MAX_ENCODED_LISTS:
-                self._encoded_lists.clear()
-            result = {
-                "tools": tools,
-                "resultType": "complete",
-                "ttlMs": 0,
-                "cacheScope": "private",
-                "_meta": self._result_meta,
-            }
-            cached = self._encoded_lists[id(tools)] = (
-                tools,
-                _encode(result),
-            )  # the list is kept, so its id stays its own
-        return cached[1]
+    async def _send_tool_list(
+        self, reply: McpReply, request_context: DirectRequestContext, trace: Trace, rest: bytes
+    ) -> None:
+        """`rest` are the members of the result beside the tools."""
+        started = time.perf_counter()
+        await self._context.gateway.registry.unasked.wait()
+        client = ListingClient(request_context.client_name, request_context.wants_all_tools)
+        tools = self._catalog.list_tools(request_context.principal, client)
+        if tools.encoded is None:
+            tools.encoded = _encode(tools)
+        await reply.send_result(b'{"tools":%b%b}' % (tools.encoded, rest))
+        seconds = time.perf_counter() - started
+        self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
 
 
 def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit | None:
     """Sends the events of the call to the client, if the client asked for them."""
-    if meta.progress_token is None and not meta.wants_logs:
+    writer = McpEventWriter(meta.progress_token, meta.log_level)
+    if not writer.has_recipient:
         return None
-    writer = McpEventWriter(meta.progress_token, wants_logs=meta.wants_logs)
 
     async def emit(event: Event) -> None:
         for method, params in writer.to_notifications(event, call.trace):

@@ -1,18 +1,19 @@
-"""The Streamable HTTP endpoint: identifies the caller, tries the fast path, else calls a server or a proxy."""
+"""The endpoints of the door. Streamable HTTP: identifies the caller, tries the fast path, else calls a server or a
+proxy. WebSocket: one JSON-RPC message per frame; the SDK no longer ships such a transport."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.trace import trace_from_traceparent
+from a2a_fabric.core.propagation import new_trace, trace_from_traceparent
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     SHORTCUT_KEY,
@@ -24,20 +25,25 @@ from a2a_fabric.doors.edge import (
     RequestHead,
     Shortcut,
     UnsupportedContentType,
+    build_error_headers,
     head_from_scope,
     may_be_json,
+    reject_handshake,
     replay_body,
     run_until_disconnect,
     send_reply,
     take_buffered_body,
 )
-from a2a_fabric.doors.mcp.errors import to_protocol_error
-from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest
-from a2a_fabric.doors.mcp.request_context import DirectRequestContext, McpRequestContext
+from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeListParams
+from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext, is_stateless_request
+from a2a_fabric.doors.mcp.results import http_status_of, to_error_body, to_protocol_error
 from a2a_fabric.doors.mcp.sessions import FastSessions
-from a2a_fabric.protocols.mcp import frames
-from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
-from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD, SESSION_HEADER_BYTES
+from a2a_fabric.doors.mcp.tool_calls import ScopeMissing
+from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.wire import LISTEN_METHOD, SESSION_HEADER_BYTES, McpMessage, McpProtocolError
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.server import McpServer
 
 
 class McpRequestServer(Protocol):
@@ -69,7 +75,7 @@ class _TraceParams(msgspec.Struct):
 class McpCycle(RequestCycle):
     """A request that does not take the fast path, or is refused."""
 
-    allowed_methods = ("POST", "GET", "DELETE")
+    allowed_methods: Sequence[str] = ("POST", "GET", "DELETE")
     body: bytes = b""
 
     def __init__(self, edge: DoorEdge, scope: Any, receive: Receive, send: Send) -> None:
@@ -89,7 +95,7 @@ class McpCycle(RequestCycle):
 
     def continue_trace_of(self, message: McpMessage | None) -> None:
         """The trace that a message names precedes that of its HTTP request."""
-        params = frames.decode_or_none(message.params, _TraceParams) if message is not None else None
+        params = wire.decode_or_none(message.params, _TraceParams) if message is not None else None
         if params is not None and isinstance(params.meta.traceparent, str):
             self.trace = trace_from_traceparent(params.meta.traceparent) or self.trace
 
@@ -98,9 +104,9 @@ class McpCycle(RequestCycle):
             protocol_error, request_id = error.protocol_error, None
         else:
             assert isinstance(error, FabricError)  # noqa: S101  # this door has no other errors of its own
-            protocol_error, request_id = to_protocol_error(error, self.trace), frames.find_id(self.body)
+            protocol_error, request_id = to_protocol_error(error, self.trace), wire.find_id(self.body)
         code = error.code if isinstance(error, FabricError) else error.log_code
-        body = frames.render_error(protocol_error, request_id)
+        body = wire.render_error(protocol_error, request_id)
         return ErrorReply(protocol_error.status, body, code, error.message)
 
 
@@ -142,6 +148,8 @@ class McpHttpEndpoint:
         except asyncio.CancelledError:
             if shortcut is None or not shortcut.client_disconnected:
                 raise
+        except ScopeMissing as refusal:
+            await (cycle or self._begin_cycle(scope, receive, send, body)).refuse(refusal.error)
         except McpProtocolError as error:
             await (cycle or self._begin_cycle(scope, receive, send, body)).refuse(McpRefusal(error))
         except Exception as exc:
@@ -159,9 +167,10 @@ class McpHttpEndpoint:
         head, principal, fast_path = cycle.head, cycle.principal, self._fast_path
         cycle.check_method()
         cycle.body = body = cycle.check_body(body) if body is not None else await cycle.receive_body(shortcut)
-        message = frames.parse_message(body) if cycle.method == "POST" else None
+        message = wire.parse_message(body) if cycle.method == "POST" else None
         cycle.is_call = True  # from here on the calls and the server write the log lines
         direct_context = DirectRequestContext(principal, head, cycle.trace)
+        direct_context.wants_all_tools = _wants_all_tools(head)
         fast_request = fast_path.parse(scope, head, message) if fast_path and message else None
         if fast_path and fast_request and fast_path.is_trusted(fast_request):
             answer = partial(fast_path.answer, fast_request, direct_context, send, shortcut)
@@ -174,8 +183,11 @@ class McpHttpEndpoint:
         ):
             return
         cycle.continue_trace_of(message)
+        if fast_path and message:
+            fast_path.check_scope(message, principal)
         request_context = McpRequestContext(principal, cycle.trace, direct_context.delegation_chain)
         request_context.pending_questions = direct_context.pending_questions
+        request_context.wants_all_tools = direct_context.wants_all_tools
         server = await self._find_server(scope, principal)
         observed_send = self._observe_reply(fast_request, cycle, message)
         replayed = replay_body(body, receive)
@@ -203,6 +215,11 @@ class McpHttpEndpoint:
         params = fast_path.parse_in_session(head, message) if fast_session is not None else None
         if shortcut is None or fast_session is None or params is None:
             return False
+        if isinstance(params, HandshakeListParams):
+            session = fast_session.open_session
+            if session is None or session.client_name is None:
+                return False
+            request_context.client_name = session.client_name
         request_id: Any = message.id  # the id of a request is never null
         fast_session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
@@ -215,9 +232,9 @@ class McpHttpEndpoint:
             if not fast_session.pop_cancellation(request_id):
                 raise
             fast_session.running[request_id].uncancel()
-            cancelled = McpProtocolError(frames.REQUEST_CANCELLED, "Request cancelled", status=200)
+            cancelled = McpProtocolError(wire.REQUEST_CANCELLED, "Request cancelled", status=200)
             trace = request_context.trace_from_header(params.meta.traceparent)
-            body = frames.render_error(cancelled, request_id)
+            body = wire.render_error(cancelled, request_id)
             await send_reply(send, 200, body, [(b"x-trace-id", trace.trace_id.encode())])
         finally:
             fast_session.finish_request(request_id, time.monotonic())
@@ -238,10 +255,14 @@ class McpHttpEndpoint:
         if is_long_lived:
             self._context.acquire_stream(caller)
         work = server.serve(scope, receive, _flush_stream_head(send), request_context)
+        # In a session, a broken connection cancels nothing: the client resumes the stream, or cancels by notification.
+        head = head_from_scope(scope)
+        is_resumable = SESSION_HEADER_BYTES in head and not is_stateless_request(head)
         try:
             await (self._run_long_lived(work, send) if scope["method"] == "GET" else work)
         finally:
-            request_context.cancel_work()
+            if not is_resumable:
+                request_context.cancel_work()
             if is_long_lived:
                 self._context.release_stream(caller)
 
@@ -304,6 +325,10 @@ class McpHttpEndpoint:
             task.result()
 
 
+def _wants_all_tools(head: RequestHead) -> bool:
+    return head.get(b"x-fabric-tools") == "all"
+
+
 def _flush_stream_head(send: Send) -> Send:
     """Send the head of a stream at once; our server would keep it for the first event, which may be long in coming."""
 
@@ -317,3 +342,60 @@ def _flush_stream_head(send: Send) -> Send:
 
 def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+SUBPROTOCOL = "mcp"
+
+
+class McpWebSocketEndpoint:
+    def __init__(self, context: DoorContext, get_server: Callable[[], Awaitable[McpServer]]) -> None:
+        self._context = context
+        self._get_server = get_server
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        await receive()  # the handshake
+        head = RequestHead(scope["headers"])
+        try:
+            principal, chain = self._context.identify(head.credentials), head.delegation_chain
+            self._context.acquire_stream(principal.principal_id)
+        except FabricError as error:
+            trace, status = head.trace or new_trace(), http_status_of(error)
+            headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
+            await reject_handshake(send, status, msgspec.json.encode(to_error_body(error, trace)), headers)
+            self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=status)
+            return
+        try:
+            server = await self._get_server()
+            offered = scope.get("subprotocols") or ()
+            await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
+            channel = _TextChannel(receive, send)
+            request_context = McpRequestContext(principal, head.trace, chain)
+            request_context.wants_all_tools = _wants_all_tools(head)
+            await server.run_text_session(channel.read_texts(), channel.send_text, request_context)
+        finally:
+            self._context.release_stream(principal.principal_id)
+
+
+class _TextChannel:
+    """The two directions of one connection."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_open = True
+
+    async def read_texts(self) -> AsyncIterator[str | bytes]:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                self._is_open = False
+                return
+            yield message.get("text") or message.get("bytes") or b""
+
+    async def send_text(self, text: str) -> None:
+        """Text for a client that has disconnected is dropped."""
+        if self._is_open:
+            try:
+                await self._send({"type": "websocket.send", "text": text})
+            except (OSError, RuntimeError):
+                self._is_open = False

@@ -8,11 +8,10 @@ itself."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal
-from urllib.parse import quote, unquote
+from typing import Any, Literal, TypeVar
+from urllib.parse import unquote
 
 import mcp_types as types
 import msgspec
@@ -22,19 +21,17 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
+from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.policy import find_refusal, make_access_key
-from a2a_fabric.core.trace import Trace, current_trace
+from a2a_fabric.core.policy import AccessKey, find_refusal, make_access_key
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, MaybeChain, Trace, current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp import results, tools
-from a2a_fabric.doors.mcp.elicitation import QueryElicitation
-from a2a_fabric.doors.mcp.errors import to_error_body
-from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
+from a2a_fabric.doors.mcp.request import McpCallerDisconnected
+from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.sdk_request import (
+    QueryElicitation,
     SdkContext,
     get_askable_capabilities,
     get_request_context,
@@ -43,55 +40,44 @@ from a2a_fabric.doors.mcp.sdk_request import (
 )
 from a2a_fabric.doors.mcp.tools import AGENT_KEY, NAME_KEY, ToolCatalog
 from a2a_fabric.operations import OperationRequest
-from a2a_fabric.protocols.mcp.frames import RESOURCE_NOT_FOUND
+from a2a_fabric.protocols.mcp.content import AGENT_URI_PREFIX, ORIGINAL_KEY, make_resource_uri
 from a2a_fabric.protocols.mcp.runtime_ports import (
     Entries,
     PromptResourceListing,
+    PromptResourceProvider,
     PromptResourceProviders,
     PromptResourceQuery,
 )
-
-AGENT_URI_PREFIX = "fabric://agents/"
+from a2a_fabric.protocols.mcp.wire import RESOURCE_NOT_FOUND
 
 _RESOURCES = "resources"
 _TEMPLATES = "templates"
 
+T = TypeVar("T")
 ItemKey = tuple[str, str]  # an agent's id, and the agent's own name or URI of an item
 
 
-class ResourceUris:
-    """Assigned names stay, whichever agents come or go."""
+def to_resource_uri(key: ItemKey) -> str:
+    return make_resource_uri(*key)
 
-    def __init__(self) -> None:
-        self._prompt_names: dict[ItemKey, str] = {}
 
-    def assign_prompt_names(self, keys: Iterable[ItemKey]) -> dict[ItemKey, str]:
-        prompt_names = tools.assign_names({key: make_prompt_name(key) for key in keys}, self._prompt_names)
-        self._prompt_names = tools.remember_names(prompt_names, self._prompt_names)
-        return prompt_names
+def to_template_uri(key: ItemKey) -> str:
+    agent_id, template = key
+    return f"{AGENT_URI_PREFIX}{agent_id}/{_TEMPLATES}/{template}"
 
-    def to_resource_uri(self, key: ItemKey) -> str:
-        agent_id, uri = key
-        return f"{AGENT_URI_PREFIX}{agent_id}/{_RESOURCES}/{quote(uri, safe='')}"
 
-    def to_template_uri(self, key: ItemKey) -> str:
-        agent_id, template = key
-        return f"{AGENT_URI_PREFIX}{agent_id}/{_TEMPLATES}/{template}"
-
-    def parse_uri(self, uri: str) -> ItemKey | None:
-        """The agent and the original URI in this URI, listed or not; None if the URI names no agent."""
-        if not uri.startswith(AGENT_URI_PREFIX):
-            return None
-        agent_id, _, rest = uri.removeprefix(AGENT_URI_PREFIX).partition("/")
-        kind, _, original = rest.partition("/")
-        if not original or kind not in (_RESOURCES, _TEMPLATES):
-            return None
-        if kind == _TEMPLATES:
-            return agent_id, original
-        try:
-            return agent_id, unquote(original, errors="strict")
-        except UnicodeDecodeError:
-            return None
+def parse_uri(uri: str) -> ItemKey | None:
+    """The agent and the original URI in this URI, listed or not; None if the URI names no item of an agent."""
+    agent_id, _, rest = uri.removeprefix(AGENT_URI_PREFIX).partition("/")
+    kind, _, original = rest.partition("/")
+    if not original or kind not in (_RESOURCES, _TEMPLATES):
+        return None
+    if kind == _TEMPLATES:
+        return agent_id, original
+    try:
+        return agent_id, unquote(original, errors="strict")
+    except UnicodeDecodeError:
+        return None
 
 
 def make_prompt_name(key: ItemKey) -> str:
@@ -99,20 +85,10 @@ def make_prompt_name(key: ItemKey) -> str:
     return ".".join(key)
 
 
-ORIGINAL_KEY = "a2a-fabric/original"
-
-ItemKind = Literal["prompts", "resources"]
+ItemKind = Literal["prompts", "resources"]  # as clients are told of changes
+ListKind = Literal["prompts", "resources", "templates"]
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
-
-
-class SharedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item in the lists. `address` is its name or URI at this door, `original` the agent's own."""
-
-    address: str
-    original: str
-    manifest: Manifest
-    entry: dict[str, Any]
 
 
 class ItemSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,33 +98,40 @@ class ItemSource(msgspec.Struct, frozen=True, kw_only=True):
     original: str
 
 
-class _VisibleLists(msgspec.Struct, frozen=True, kw_only=True):
-    """The lists that one kind of caller sees."""
+class SharedItem(ItemSource, frozen=True, kw_only=True):
+    """An item in the lists. `address` is its name or URI at this door."""
 
-    prompts: list[dict[str, Any]]
-    resources: list[dict[str, Any]]
-    templates: list[dict[str, Any]]
+    address: str
+    entry: dict[str, Any]
 
 
 class _ItemTable:
     """The items of one state of the catalog and the agents' listings, by all of their names."""
 
-    def __init__(self, listings: Sequence[tuple[Manifest, PromptResourceListing]], uris: ResourceUris) -> None:
+    def __init__(
+        self,
+        listings: Sequence[tuple[Manifest, PromptResourceListing]] = (),
+        prompt_names: Mapping[ItemKey, str] | None = None,
+    ) -> None:
+        """`prompt_names` are those assigned before; they stay, whichever agents come or go."""
         self.manifests = {manifest.agent_id: manifest for manifest, _ in listings}
         keys = [(m.agent_id, each["name"]) for m, listing in listings for each in listing.prompts]
-        prompt_names = uris.assign_prompt_names(keys)
-        self.prompts = list(_make_items(listings, "prompts", "name", prompt_names.__getitem__))
-        self.resources = list(_make_items(listings, "resources", "uri", uris.to_resource_uri))
-        self.templates = list(_make_items(listings, "templates", "uriTemplate", uris.to_template_uri))
+        assigned = tools.assign_names({key: make_prompt_name(key) for key in keys}, prompt_names or {})
+        self.prompt_names = tools.remember_names(assigned, prompt_names or {})
+        self.items: dict[ListKind, list[SharedItem]] = {
+            "prompts": list(_make_items(listings, "prompts", "name", assigned.__getitem__)),
+            "resources": list(_make_items(listings, "resources", "uri", to_resource_uri)),
+            "templates": list(_make_items(listings, "templates", "uriTemplate", to_template_uri)),
+        }
         self.prompt_by_name: dict[str, SharedItem] = {}
         # Agent ids may hold dots. Of two prompts with the same dotted name the longer agent id wins, as for tools.
-        for item in sorted(self.prompts, key=lambda each: len(each.manifest.agent_id)):
+        for item in sorted(self.items["prompts"], key=lambda each: len(each.manifest.agent_id)):
             self.prompt_by_name[make_prompt_name((item.manifest.agent_id, item.original))] = item
-        self.prompt_by_name.update((item.address, item) for item in self.prompts)
-        self.resources_by_original = _group_by_original(self.resources)
-        self.templates_by_original = _group_by_original(self.templates)
-        self.template_by_address = {item.address: item for item in self.templates}
-        self.lists: dict[tuple[Any, ...], _VisibleLists] = {}
+        self.prompt_by_name.update((item.address, item) for item in self.items["prompts"])
+        self.resources_by_original = _group_by_original(self.items["resources"])
+        self.templates_by_original = _group_by_original(self.items["templates"])
+        self.template_by_address = {item.address: item for item in self.items["templates"]}
+        self.lists: dict[tuple[ListKind, AccessKey], list[dict[str, Any]]] = {}
 
 
 class PromptsAndResources:
@@ -163,9 +146,8 @@ class PromptsAndResources:
         self._providers = providers
         self._get_catalog = get_catalog
         self._list_agents = list_agents
-        self._uris = ResourceUris()
         self._state: tuple[object, int] | None = None
-        self._table = _ItemTable((), self._uris)
+        self._table = _ItemTable()
         self._changed_kinds: set[ItemKind] = set()
         self.pop_changes()
 
@@ -175,84 +157,73 @@ class PromptsAndResources:
         changes, self._changed_kinds = self._changed_kinds, set()
         return changes
 
-    def list_prompts(self, principal: Principal) -> Sequence[dict[str, Any]]:
-        return self._get_visible_lists(principal).prompts
-
-    def list_resources(self, principal: Principal) -> Sequence[dict[str, Any]]:
-        return self._get_visible_lists(principal).resources
-
-    def list_templates(self, principal: Principal) -> Sequence[dict[str, Any]]:
-        return self._get_visible_lists(principal).templates
+    def list_entries(self, kind: ListKind, principal: Principal) -> Sequence[dict[str, Any]]:
+        """The entries that this caller sees."""
+        table = self._get_table()
+        key = (kind, make_access_key(principal))
+        entries = table.lists.get(key)
+        if entries is None:
+            if len(table.lists) >= _MAX_CACHED_LISTS:
+                table.lists.clear()
+            visible = [item.entry for item in table.items[kind] if _may_use_all(principal, item.manifest)]
+            entries = table.lists[key] = visible
+        return entries
 
     def find_prompt(self, name: str, principal: Principal) -> ItemSource | None:
         item = self._get_table().prompt_by_name.get(name)
-        return _source_of(item) if item is not None and _may_use_all(principal, item.manifest) else None
+        return item if item is not None and _may_use_all(principal, item.manifest) else None
 
     def find_resource(self, uri: str, principal: Principal) -> ItemSource | None:
         """By the public URI, listed or not; or by the agent's own URI, if only one agent has it."""
         table = self._get_table()
         if uri.startswith(AGENT_URI_PREFIX):
-            agent_id, original = self._uris.parse_uri(uri) or ("", "")
+            agent_id, original = parse_uri(uri) or ("", "")
             manifest = table.manifests.get(agent_id)
             if manifest is None or not _may_use_all(principal, manifest):
                 return None
             return ItemSource(manifest=manifest, original=original)
-        return _find_only(table.resources_by_original.get(uri, ()), principal) or self._find_by_template(
-            table, uri, principal
-        )
+        resource = _find_only(table.resources_by_original.get(uri, ()), principal)
+        if resource is not None:
+            return resource
+        matching = (item for item in table.items["templates"] if _matches_template(item.original, uri))
+        template = _find_only(matching, principal)
+        return None if template is None else ItemSource(manifest=template.manifest, original=uri)
+
+    def list_candidates(self, uri: str, principal: Principal) -> list[str]:
+        """The public URIs of the resources, of several agents, that this URI could mean."""
+        table = self._get_table()
+        templates = [item for item in table.items["templates"] if _matches_template(item.original, uri)]
+        items = [*table.resources_by_original.get(uri, ()), *templates]
+        owners = dict.fromkeys(item.manifest.agent_id for item in items if _may_use_all(principal, item.manifest))
+        return [to_resource_uri((agent_id, uri)) for agent_id in owners]
 
     def find_template(self, template: str, principal: Principal) -> ItemSource | None:
         table = self._get_table()
         item = table.template_by_address.get(template)
         if item is not None:
-            return _source_of(item) if _may_use_all(principal, item.manifest) else None
+            return item if _may_use_all(principal, item.manifest) else None
         return _find_only(table.templates_by_original.get(template, ()), principal)
-
-    def to_public_uri(self, sibling: ItemSource, uri: str) -> str:
-        """The public URI of another resource of the same agent."""
-        return self._uris.to_resource_uri((sibling.manifest.agent_id, uri))
-
-    def _find_by_template(self, table: _ItemTable, uri: str, principal: Principal) -> ItemSource | None:
-        """The only agent with a template that matches the URI."""
-        items = (item for item in table.templates if _matches_template(item.original, uri))
-        source = _find_only(items, principal)
-        return None if source is None else ItemSource(manifest=source.manifest, original=uri)
-
-    def _get_visible_lists(self, principal: Principal) -> _VisibleLists:
-        table = self._get_table()
-        reach = make_access_key(principal)
-        lists = table.lists.get(reach)
-        if lists is None:
-            if len(table.lists) >= _MAX_CACHED_LISTS:
-                table.lists.clear()
-            lists = table.lists[reach] = _VisibleLists(
-                prompts=_list_entries(principal, table.prompts),
-                resources=_list_entries(principal, table.resources),
-                templates=_list_entries(principal, table.templates),
-            )
-        return lists
 
     def _get_table(self) -> _ItemTable:
         catalog, version = self._get_catalog(), self._providers.version
         if self._state is None or self._state[0] is not catalog or self._state[1] != version:
             pairs = ((manifest, self._providers.find(manifest.agent_id)) for manifest in self._list_agents())
             listings = [(manifest, provider.listing) for manifest, provider in pairs if provider is not None]
-            previous, self._table = self._table, _ItemTable(listings, self._uris)
+            previous, self._table = self._table, _ItemTable(listings, self._table.prompt_names)
             self._changed_kinds.update(_find_changes(previous, self._table))
             self._state = (catalog, version)
         return self._table
 
 
 def _find_changes(previous: _ItemTable, current: _ItemTable) -> Iterator[ItemKind]:
-    if not _are_equal(previous.prompts, current.prompts):
-        yield "prompts"
-    if not _are_equal(previous.resources, current.resources) or not _are_equal(previous.templates, current.templates):
-        yield "resources"
+    for kind, items in current.items.items():
+        if [item.entry for item in previous.items[kind]] != [item.entry for item in items]:
+            yield "prompts" if kind == "prompts" else "resources"
 
 
 def _make_items(
     listings: Iterable[tuple[Manifest, PromptResourceListing]],
-    kind: Literal["prompts", "resources", "templates"],
+    kind: ListKind,
     field: str,
     address_of: Callable[[ItemKey], str],
 ) -> Iterator[SharedItem]:
@@ -276,27 +247,15 @@ def _group_by_original(items: Iterable[SharedItem]) -> dict[str, list[SharedItem
     return groups
 
 
-def _source_of(item: SharedItem) -> ItemSource:
-    return ItemSource(manifest=item.manifest, original=item.original)
-
-
 def _may_use_all(principal: Principal, manifest: Manifest) -> bool:
     """Scopes name capabilities, so only a caller who may use all of an agent sees its prompts and resources."""
     return find_refusal(principal, manifest, "*") is None
 
 
-def _list_entries(principal: Principal, items: Iterable[SharedItem]) -> list[dict[str, Any]]:
-    return [item.entry for item in items if _may_use_all(principal, item.manifest)]
-
-
 def _find_only(items: Iterable[SharedItem], principal: Principal) -> ItemSource | None:
     """The item that this caller may use, if exactly one agent has it."""
     usable = {item.manifest.agent_id: item for item in items if _may_use_all(principal, item.manifest)}
-    return _source_of(next(iter(usable.values()))) if len(usable) == 1 else None
-
-
-def _are_equal(previous: Sequence[SharedItem], current: Sequence[SharedItem]) -> bool:
-    return len(previous) == len(current) and all(a.entry == b.entry for a, b in zip(previous, current, strict=True))
+    return next(iter(usable.values())) if len(usable) == 1 else None
 
 
 def _matches_template(template: str, uri: str) -> bool:
@@ -312,6 +271,7 @@ def _matches_template(template: str, uri: str) -> bool:
 UNCACHED = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
 _PAGE_SIZE = 500
+_MAX_CANDIDATES = 10  # that an error names
 _MAX_COMPLETIONS = 100
 _START_TIMEOUT_SHARE = 0.8  # of the time for an answer, if the agent is still starting
 _OFFLINE_START_TIMEOUT = 1.0  # seconds, for an agent that is known to be offline
@@ -330,13 +290,10 @@ class PromptResourceHandlers:
         self._prompts_resources = prompts_resources
 
     async def list_prompts(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
-        return _make_page(
-            "prompts", self._prompts_resources.list_prompts(get_request_context(ctx).principal), "name", params.cursor
-        )
+        return _make_page("prompts", self._list_entries(ctx, "prompts"), "name", params.cursor)
 
     async def list_resources(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
-        agent_resources = self._prompts_resources.list_resources(get_request_context(ctx).principal)
-        entries = [*(_manifest_resource(manifest) for manifest in self._list_agents(ctx)), *agent_resources]
+        entries = [*map(_manifest_resource, self._list_agents(ctx)), *self._list_entries(ctx, "resources")]
         return _make_page("resources", entries, "uri", params.cursor)
 
     async def list_templates(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
@@ -347,7 +304,7 @@ class PromptResourceHandlers:
             "description": "Capabilities with their schemas, health and trust of one agent.",
             "mimeType": "application/json",
         }
-        entries = [manifest_template, *self._prompts_resources.list_templates(get_request_context(ctx).principal)]
+        entries = [manifest_template, *self._list_entries(ctx, "templates")]
         return _make_page("resourceTemplates", entries, "uriTemplate", params.cursor)
 
     async def get_prompt(self, ctx: SdkContext, params: types.GetPromptRequestParams) -> HandlerResult:
@@ -364,10 +321,14 @@ class PromptResourceHandlers:
         source = self._prompts_resources.find_resource(uri, get_request_context(ctx).principal)
         if source is None:
             message = f"Unknown resource: {to_encodable_text(uri[:256])}"
+            candidates = self._prompts_resources.list_candidates(uri, get_request_context(ctx).principal)
+            if len(candidates) > 1:
+                named = ", ".join(candidates[:_MAX_CANDIDATES])
+                message = f"Several agents have the resource {to_encodable_text(uri[:256])}. Read one of: {named}"
             raise to_mcp_error(ctx, BadInput(message, uri=uri[:256]), resource_not_found_code(ctx))
         result = await self._query_agent(ctx, source, "resources/read", {"uri": source.original})
         if "contents" in result:
-            result["contents"] = [self._rewrite_uri(source, uri, each) for each in result["contents"]]
+            result["contents"] = [_rewrite_uri(source, uri, each) for each in result["contents"]]
             result = {"ttlMs": 0, **result, "cacheScope": "private"}
         return result
 
@@ -387,6 +348,9 @@ class PromptResourceHandlers:
         return await self._query_agent(
             ctx, source, "completion/complete", {"ref": {"type": ref.type, key: source.original}}
         )
+
+    def _list_entries(self, ctx: SdkContext, kind: ListKind) -> Sequence[dict[str, Any]]:
+        return self._prompts_resources.list_entries(kind, get_request_context(ctx).principal)
 
     def _list_agents(self, ctx: SdkContext) -> Sequence[Manifest]:
         """An agent that has left the catalog has no manifest."""
@@ -421,14 +385,15 @@ class PromptResourceHandlers:
             params={**{name: value for name, value in params.items() if name != "_meta"}, **own_params},
             trace=current_trace.get(),
             timeout=timeout,
-            start_timeout=_OFFLINE_START_TIMEOUT
-            if self._is_offline(source.manifest)
-            else _START_TIMEOUT_SHARE * timeout,
+            start_timeout=choose_start_timeout(self._context, source.manifest, _START_TIMEOUT_SHARE * timeout),
             client_capabilities=get_askable_capabilities(ctx),
             principal=principal,
         )
         emit, trace = make_emitter(ctx, lambda: query.trace), current_trace.get()
-        send_query = partial(self._send_query, source.manifest, emit=emit)
+
+        async def send_query(query: PromptResourceQuery) -> dict[str, Any]:
+            return await run_at_agent(self._context, source.manifest, principal, lambda agent: agent.ask(query, emit))
+
         try:
             query = msgspec.structs.replace(query, delegation_chain=self._extend_chain(ctx, source.manifest))
             return _add_meta(
@@ -447,33 +412,40 @@ class PromptResourceHandlers:
         )
         return chain if steps is None else steps.extend_chain(chain, manifest)
 
-    def _is_offline(self, manifest: Manifest) -> bool:
-        return self._context.gateway.registry.health.get(manifest.agent_id).status == "offline"
 
-    async def _send_query(self, manifest: Manifest, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
-        """Send the query through the agent's gate."""
-        result: dict[str, Any] = {}
+def _rewrite_uri(source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The content under the requested URI, or under a public URI of the same agent."""
+    content_uri = str(content.get("uri", ""))
+    if content_uri == source.original:
+        return {**content, "uri": uri}
+    public_uri = to_resource_uri((source.manifest.agent_id, content_uri))
+    return content if uri == source.original else {**content, "uri": public_uri}
 
-        async def work() -> None:
-            provider = self._context.resource_providers.find(manifest.agent_id)
-            if provider is None:
-                raise AgentNotFound(manifest.agent_id)
-            result.update(await provider.ask(query, emit))
 
-        steps = self._context.proxy_steps
-        await (work() if steps is None else steps.run_request(manifest, work, query.principal.principal_id))
-        return result
+def choose_start_timeout(context: DoorContext, manifest: Manifest, timeout: float) -> float:
+    """How long to wait for the agent to start: hardly, if it is known to be offline."""
+    is_offline = context.gateway.registry.health.get(manifest.agent_id).status == "offline"
+    return _OFFLINE_START_TIMEOUT if is_offline else timeout
 
-    def _rewrite_uri(self, source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:
-        """The content under the requested URI, or under a public URI of the same agent."""
-        content_uri = str(content.get("uri", ""))
-        if content_uri == source.original:
-            return {**content, "uri": uri}
-        return (
-            content
-            if uri == source.original
-            else {**content, "uri": self._prompts_resources.to_public_uri(source, content_uri)}
-        )
+
+async def run_at_agent(
+    context: DoorContext,
+    manifest: Manifest,
+    principal: Principal,
+    ask: Callable[[PromptResourceProvider], Awaitable[T]],
+) -> T:
+    """Ask the agent through its gate. Raises FabricError."""
+    answers: list[T] = []
+
+    async def work() -> None:
+        provider = context.resource_providers.find(manifest.agent_id)
+        if provider is None:
+            raise AgentNotFound(manifest.agent_id)
+        answers.append(await ask(provider))
+
+    steps = context.proxy_steps
+    await (work() if steps is None else steps.run_request(manifest, work, principal.principal_id))
+    return answers[0]
 
 
 def _make_page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: str | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,23 +21,22 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import REQUEST_CANCELLED
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import DELEGATION_META_KEY
 from a2a_fabric.core.errors import AgentNotFound, FabricError
-from a2a_fabric.core.trace import current_trace
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope
-from a2a_fabric.doors.mcp.elicitation import ToolElicitation
+from a2a_fabric.doors.mcp.event_log import ResumableSessionManager
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
-from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext, is_stateless_request
+from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.sdk_request import (
     REQUEST_CONTEXT_KEY,
     SdkContext,
+    ToolElicitation,
     get_connection,
     get_request_context,
     is_stateless_era,
@@ -48,11 +48,10 @@ from a2a_fabric.doors.mcp.sessions import OpenSessions
 from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
-from a2a_fabric.doors.mcp.tools import McpServerInfo, ToolCatalog
+from a2a_fabric.doors.mcp.tools import ListingClient, McpServerInfo, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import frames
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
-from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
+from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, McpProtocolError
 
 IncomingTexts = AsyncIterator[str | bytes]
 SendText = Callable[[str], Awaitable[None]]
@@ -76,7 +75,7 @@ async def run_text_session(
                 try:
                     message = parse_sdk_message(text)
                 except McpProtocolError as exc:
-                    await send_text(frames.render_error(exc).decode())
+                    await send_text(wire.render_error(exc).decode())
                 else:
                     await incoming_writer.send(
                         SessionMessage(message, ServerMessageMetadata(request_context=request_context))
@@ -95,14 +94,30 @@ async def run_text_session(
 
 def parse_sdk_message(text: str | bytes) -> types.JSONRPCMessage:
     """Raises McpProtocolError. The frame is checked first: the SDK takes a request with a bad id for a notification."""
-    frames.parse_message(text)
+    wire.parse_message(text)
     try:
         return types.jsonrpc_message_adapter.validate_json(text, by_name=False)
     except ValidationError as exc:
         raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Not a JSON-RPC message") from exc
 
 
+_current_principal: ContextVar[Principal | None] = ContextVar("mcp_principal", default=None)
+
+
 class SdkServer(Server[Any]):
+    """The SDK reads `instructions` whenever a client connects; what they say depends on the caller."""
+
+    make_instructions: Callable[[Principal], str]
+
+    @property
+    def instructions(self) -> str | None:
+        principal = _current_principal.get()
+        return None if principal is None else self.make_instructions(principal) or None
+
+    @instructions.setter
+    def instructions(self, value: str | None) -> None:
+        """The SDK sets it when the server is built."""
+
     def create_initialization_options(self, *options: Any, **keywords: Any) -> InitializationOptions:
         """Over HTTP the SDK passes no options, and would declare that lists never change."""
         changing = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)
@@ -114,10 +129,10 @@ def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkSe
         server_info.name,
         version=server_info.version,
         title=server_info.title,
-        instructions=server_info.instructions or None,
         get_tool_input_schema=handlers.catalog.get_input_schema,
         on_subscriptions_listen=handlers.subscriptions.listen,
     )
+    server.make_instructions = handlers.make_instructions
     server.middleware[:] = [handlers.log_request]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
     server.add_request_handler("tools/call", types.CallToolRequestParams, handlers.call_tool)
@@ -176,10 +191,16 @@ class McpHandlers:
     async def list_tools(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
         if params.cursor is not None:
             raise MCPError(types.INVALID_PARAMS, "Invalid cursor. There is only one page of tools.")
+        request_context, about = get_request_context(ctx), ctx.session.client_params
+        client = ListingClient(about.client_info.name if about else "", request_context.wants_all_tools)
+        await self._context.gateway.registry.unasked.wait()
         return {
-            "tools": self._run_lookup(lambda: self.catalog.list_tools(get_request_context(ctx).principal)),
+            "tools": self._run_lookup(lambda: self.catalog.list_tools(request_context.principal, client)),
             **UNCACHED,
         }
+
+    def make_instructions(self, principal: Principal) -> str:
+        return self._run_lookup(lambda: self.catalog.make_instructions(principal)) or ""
 
     async def call_tool(self, ctx: SdkContext, params: types.CallToolRequestParams) -> HandlerResult:
         request_context = get_request_context(ctx)
@@ -214,6 +235,7 @@ class McpHandlers:
         open_session = self.sessions.find(session.session_id) if session.session_id is not None else None
         if open_session is not None:
             session.exit_stack.callback(self.sessions.end, open_session)
+            open_session.client_name = session.client_params.client_info.name if session.client_params else ""
 
     def _run_lookup(self, lookup: Any) -> Any:
         """An agent that has left the catalog has no tools and no manifest."""
@@ -258,7 +280,7 @@ class McpServer:
         self._server = build_sdk_server(
             catalog.server_info, McpHandlers(context, catalog, prompt_handlers, subscriptions, self.notifier, sessions)
         )
-        self._session_manager = StreamableHTTPSessionManager(
+        self._session_manager = ResumableSessionManager(
             self._server,
             max_request_body_size=context.body_bytes,
             max_sessions=None,  # `OpenSessions` counts them, over all servers
@@ -297,6 +319,7 @@ class McpServer:
             "user": _make_user(request_context.principal),
             REQUEST_CONTEXT_KEY: request_context,
         }
+        _current_principal.set(request_context.principal)
         head = head_from_scope(scope)
         session_id = head.get(SESSION_HEADER_BYTES)
         if session_id is not None:
@@ -360,6 +383,7 @@ class McpServer:
         self, incoming: IncomingTexts, send: SendText, request_context: McpRequestContext
     ) -> None:
         """Serve a conversation of either era over text messages."""
+        _current_principal.set(request_context.principal)
         await run_text_session(self._server, incoming, send, request_context)
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.lazy_import import load_module
-from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.ports import AgentIndex, load_module
 from a2a_fabric.gateway import Gateway
 
 if TYPE_CHECKING:

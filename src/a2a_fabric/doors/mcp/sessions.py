@@ -27,8 +27,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import ANONYMOUS_CALLER
 from a2a_fabric.doors.edge import RequestHead
-from a2a_fabric.protocols.mcp.frames import McpMessage
-from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES
+from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpMessage, decode_or_none
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
@@ -43,17 +42,33 @@ async def _do_nothing() -> None:
 class OpenSession:
     """`requests` counts those in flight; open `streams` do not keep a session from being idle."""
 
-    __slots__ = ("answered_requests", "close", "is_open", "name", "owner", "requests", "streams", "used_at")
+    __slots__ = (
+        "answered_requests",
+        "client_name",
+        "close",
+        "is_open",
+        "name",
+        "owner",
+        "requests",
+        "streams",
+        "used_at",
+    )
 
     def __init__(self, owner: str, now: float) -> None:
         self.owner = owner
         self.name: str | None = None
+        self.client_name: str | None = None  # as the client calls itself; known when it has initialized
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0
         self.answered_requests = 0
         self.used_at = now
         self.close: Callable[[], Awaitable[None]] = _do_nothing
+
+    def finish_request(self, now: float) -> None:
+        self.requests -= 1
+        self.answered_requests += 1
+        self.used_at = now
 
 
 class OpenSessions:
@@ -112,9 +127,7 @@ class OpenSessions:
 
     def finish_request(self, session: OpenSession) -> None:
         """A request in the session has been answered."""
-        session.requests -= 1
-        session.answered_requests += 1
-        session.used_at = self.clock()
+        session.finish_request(self.clock())
 
     def end(self, session: OpenSession) -> None:
         """The session has ended. A second call changes nothing."""
@@ -155,16 +168,8 @@ class OpenSessions:
     def _sweep(self) -> None:
         """Close sessions that were opened and never used. Repeats as long as there are sessions."""
         self._sweep_timer = None
-        now = self.clock()
-        unused = [
-            each
-            for owned in self._by_owner.values()
-            for each in owned
-            if each.answered_requests <= 1  # `initialize`
-            and not each.requests
-            and not each.streams
-            and now - each.used_at > self._unused_timeout
-        ]
+        idle = self._list_idle(self._unused_timeout)
+        unused = [each for each in idle if each.answered_requests <= 1]  # `initialize`
         for session in unused:
             self.end(session)
             self._close(session)
@@ -191,14 +196,17 @@ class OpenSessions:
         if now - self._purged_at < _PURGE_INTERVAL:
             return
         self._purged_at = now
-        expired = [
+        for session in self._list_idle(self._idle_timeout):
+            self.end(session)
+
+    def _list_idle(self, timeout: float) -> list[OpenSession]:
+        """The sessions without a request or a stream for longer than this."""
+        return [
             each
             for owned in self._by_owner.values()
             for each in owned
-            if not each.requests and not each.streams and now - each.used_at > self._idle_timeout
+            if not each.requests and not each.streams and self.clock() - each.used_at > timeout
         ]
-        for session in expired:
-            self.end(session)
 
 
 async def _close_logged(session: OpenSession) -> None:
@@ -209,6 +217,7 @@ async def _close_logged(session: OpenSession) -> None:
 
 
 _MAX_FAST_SESSIONS = 10_000
+_FAST_METHODS = frozenset({"tools/call", "tools/list"})
 _FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
 
 RequestId = str | int
@@ -234,11 +243,8 @@ class FastSession:
 
     def finish_request(self, request_id: RequestId, now: float) -> None:
         self.running.pop(request_id, None)
-        session = self.open_session
-        if session is not None:
-            session.requests -= 1
-            session.answered_requests += 1
-            session.used_at = now
+        if self.open_session is not None:
+            self.open_session.finish_request(now)
 
     def cancel(self, request_id: RequestId) -> None:
         task = self.running.get(request_id)
@@ -248,10 +254,9 @@ class FastSession:
 
     def pop_cancellation(self, request_id: RequestId) -> bool:
         """Whether the client cancelled the request, and did not only disconnect."""
-        if request_id not in self._cancelled:
-            return False
+        was_cancelled = request_id in self._cancelled
         self._cancelled.discard(request_id)
-        return True
+        return was_cancelled
 
 
 class _CancelledParams(msgspec.Struct):
@@ -278,7 +283,7 @@ class FastSessions:
         if (
             session_id is None
             or version not in _FAST_VERSIONS
-            or message.method != "tools/call"
+            or message.method not in _FAST_METHODS
             or not message.is_request
         ):
             return None
@@ -320,7 +325,6 @@ class FastSessions:
         session = self._sessions.get(head.get(SESSION_HEADER_BYTES) or "")
         if session is None or session.principal != principal:
             return
-        try:
-            session.cancel(msgspec.json.decode(message.params, type=_CancelledParams).request_id)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            return
+        params = decode_or_none(message.params, _CancelledParams)
+        if params is not None:
+            session.cancel(params.request_id)

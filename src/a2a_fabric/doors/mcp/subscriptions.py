@@ -28,21 +28,23 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError
 from mcp_types import SubscriptionsListenRequestParams, SubscriptionsListenResult
 
-from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, RateLimited
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp.prompts_resources import (
-    AGENT_URI_PREFIX,
     ItemSource,
     PromptsAndResources,
+    choose_start_timeout,
     error_code_for,
+    run_at_agent,
     to_mcp_error,
 )
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_connection, get_request_context
 from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
 from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.protocols.mcp.content import AGENT_URI_PREFIX
+from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider
 
 ListKind = Literal["tools", "resources", "prompts"]
 Change = ListKind | ResourceUpdated
@@ -159,7 +161,6 @@ async def _send_change(session: Connection, change: Change) -> None:
 MAX_SUBSCRIPTIONS = 1000  # of one client
 _NOTIFY_DELAY = 0.1  # seconds
 _START_TIMEOUT = 10.0
-_OFFLINE_START_TIMEOUT = 1.0  # for an agent that is known to be offline
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds, before a lost subscription is renewed
 _STATE_KEY = "fabric.watched"
 
@@ -274,24 +275,13 @@ class ResourceSubscriptions:
     async def _subscribe_at_agent(
         self, source: ItemSource, principal: Principal, on_change: Callable[[], None], on_lost: Callable[[], None]
     ) -> Unsubscribe:
-        """Subscribe through the agent's gate. Raises FabricError."""
-        manifest, unsubscribers = source.manifest, list[Unsubscribe]()
+        """Raises FabricError."""
+        start_timeout = choose_start_timeout(self._context, source.manifest, _START_TIMEOUT)
 
-        async def work() -> None:
-            provider = self._context.resource_providers.find(manifest.agent_id)
-            if provider is None:
-                raise AgentNotFound(manifest.agent_id)
-            unsubscribers.append(
-                await provider.subscribe(source.original, on_change, on_lost, self._start_timeout(manifest))
-            )
+        def ask(provider: PromptResourceProvider) -> Awaitable[Unsubscribe]:
+            return provider.subscribe(source.original, on_change, on_lost, start_timeout)
 
-        steps = self._context.proxy_steps
-        await (work() if steps is None else steps.run_request(manifest, work, principal.principal_id))
-        return unsubscribers[0]
-
-    def _start_timeout(self, manifest: Manifest) -> float:
-        is_offline = self._context.gateway.registry.health.get(manifest.agent_id).status == "offline"
-        return _OFFLINE_START_TIMEOUT if is_offline else _START_TIMEOUT
+        return await run_at_agent(self._context, source.manifest, principal, ask)
 
 
 class _Debounce:

@@ -19,14 +19,13 @@ from pydantic import Field
 from starlette.requests import Request as WebRequest
 
 from a2a_fabric.core.errors import FabricError, JobNotFound
-from a2a_fabric.core.question import Answer
-from a2a_fabric.core.trace import current_trace
-from a2a_fabric.doors.mcp.errors import to_error_body
-from a2a_fabric.doors.mcp.results import render_task
-from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, is_stateless_era
+from a2a_fabric.core.propagation import current_trace
+from a2a_fabric.core.result import Answer
+from a2a_fabric.doors.mcp.results import render_task, to_error_body
+from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_answer_capabilities, get_request_context, is_stateless_era
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.protocols.mcp.questions import AnswerCapabilities, ClientResponse, parse_capabilities
-from a2a_fabric.protocols.mcp.versions import TASKS_EXTENSION
+from a2a_fabric.protocols.mcp.questions import ClientResponse
+from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 
 
 class McpTaskParams(types.RequestParams):
@@ -76,15 +75,6 @@ class McpTasks:
         with _translate_errors(ctx):
             await self._jobs.cancel(get_request_context(ctx).principal, params.task_id)
         return {"resultType": "complete"}
-
-
-def get_answer_capabilities(ctx: SdkContext) -> AnswerCapabilities:
-    declared = ctx.session.client_capabilities
-    return (
-        AnswerCapabilities()
-        if declared is None
-        else parse_capabilities(declared.model_dump_json(by_alias=True).encode())
-    )
 
 
 def declares_tasks(ctx: SdkContext) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.call import Emit, Principal, ignore_event
 from a2a_fabric.core.errors import (
     AgentNotFound,
     BadInput,
@@ -16,17 +18,17 @@ from a2a_fabric.core.errors import (
     CapabilityNotFound,
     FabricError,
     InternalError,
+    OutOfScope,
     UnknownOperation,
 )
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.question import Answers, Questions
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace, continue_trace, current_trace
+from a2a_fabric.core.logins import LoginRequired
+from a2a_fabric.core.propagation import Trace, continue_trace, current_trace
+from a2a_fabric.core.result import Answers, Questions, Result
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import to_encodable_text
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, to_encodable_text
 from a2a_fabric.doors.mcp import results
-from a2a_fabric.doors.mcp.errors import to_error_body
-from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
+from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext
+from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
@@ -44,8 +46,23 @@ class UnknownTool(Exception):
         self.data = to_error_body(error, trace)
 
 
+class ScopeMissing(Exception):
+    """The whole request is refused, so that the client can ask its issuer for a token with more scopes."""
+
+    def __init__(self, error: OutOfScope) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def has_issued_token(principal: Principal) -> bool:
+    """Whether the caller can get another token. For all others a refusal is a result, which a model can read."""
+    return principal.mode in ("jwt", "oauth2")
+
+
 class ToolCall:
     """One call, made for each request. `trace` is final once the call is prepared."""
+
+    _login_error: LoginRequired | None = None  # set on the few calls that need it
 
     def __init__(
         self,
@@ -75,6 +92,8 @@ class ToolCall:
         """A result, a task, or questions. Raises UnknownTool, and McpCallerDisconnected."""
         is_call = False
         try:
+            if self._context.gateway.registry.unasked.has_any:
+                await self._wait_if_unknown()
             prepared = self._prepare(arguments if isinstance(arguments, msgspec.Raw) else _encode_arguments(arguments))
             is_call = prepared.is_call
             request = OperationRequest(
@@ -95,8 +114,11 @@ class ToolCall:
         except FabricError as error:
             if not error.is_logged:
                 self._log_request(error)
+            if isinstance(error, LoginRequired) and error.questions is not None:
+                self._login_error = error
+                return error.questions
             return results.render_error(error, self.trace)
-        except (UnknownTool, McpCallerDisconnected):
+        except (UnknownTool, ScopeMissing, McpCallerDisconnected):
             raise
         except Exception:
             return self._render_internal_error()
@@ -105,9 +127,15 @@ class ToolCall:
         return response
 
     def render_unanswerable(self, questions: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
-        """The result for a client that cannot answer the questions."""
+        """The error for a client that cannot answer the questions. Models read only the text, so it holds them."""
+        if self._login_error is not None:  # it says how to sign in without the client
+            return results.render_error(self._login_error, self.trace)
         decoded = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
-        return render_unanswerable_error(questions, self.trace, to_fabric_call(self._catalog, self._name, decoded))
+        error = InputRequired(questions, to_fabric_call(self._catalog, self._name, decoded))
+        result = results.render_error(error, self.trace)
+        details = result["structuredContent"]["error"]["details"]
+        result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})
+        return result
 
     def _render(self, result: Result) -> dict[str, Any] | Questions:
         if result.asked is not None:
@@ -122,9 +150,19 @@ class ToolCall:
         job_after = None if target is None else self._context.jobs.find_job_after(*target)
         return None if job_after is None or not self._accepts_tasks() else JobOptions(job_after=job_after)
 
+    async def _wait_if_unknown(self) -> None:
+        """A tool that is not known yet may be of an agent that was not asked yet."""
+        with suppress(AgentNotFound):  # `_prepare` reports it
+            if self._catalog.get_input_schema(self._name) is None:
+                await self._context.gateway.registry.unasked.wait()
+
     def _prepare(self, raw: msgspec.Raw) -> PreparedOperation:
         try:
             prepared = self._catalog.prepare(self._name, raw, self._request_context.principal)
+        except OutOfScope as error:
+            if self._request_context.can_refuse and has_issued_token(self._request_context.principal):
+                raise ScopeMissing(error) from error
+            raise
         except (UnknownOperation, CapabilityNotFound, AgentNotFound) as error:
             self._log_request(error)
             raise UnknownTool(self._name, error, self.trace) from error
@@ -168,7 +206,7 @@ def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:
     """Raises BadInput: the SDK's decoder accepts more than strict JSON."""
     try:
         return msgspec.Raw(msgspec.json.encode(arguments))
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+    except JSON_ENCODE_ERRORS as exc:
         raise BadInput(f"The arguments are not JSON: {exc}"[:300]) from exc
 
 
@@ -187,14 +225,6 @@ class InputRequired(CallerError):
             continuation=questions.continuation,
             answer_with={"tool": _ANSWER_TOOL, "arguments": call},
         )
-
-
-def render_unanswerable_error(questions: Questions, trace: Trace, call_arguments: dict[str, Any]) -> dict[str, Any]:
-    """The error with the questions. Models read only the text, so the text holds all of it."""
-    result = results.render_error(InputRequired(questions, call_arguments), trace)
-    details = result["structuredContent"]["error"]["details"]
-    result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})
-    return result
 
 
 def to_fabric_call(catalog: ToolCatalog, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.content import ATTACHMENTS
+from a2a_fabric.core.call import ATTACHMENTS, Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound
-from a2a_fabric.core.part import ANY_JSON
 from a2a_fabric.core.policy import (
     find_refusal,
     is_limited,
@@ -28,9 +26,21 @@ from a2a_fabric.core.policy import (
     make_access_key,
     narrow_manifest,
 )
+from a2a_fabric.core.result import ANY_JSON
+from a2a_fabric.doors.mcp.tool_list import (
+    CALL_TOOLS,
+    JOB_TOOLS,
+    MAX_RECENT_TOOLS,
+    SEARCH_TOOLS,
+    RecentTools,
+    ToolKey,
+    ToolListSettings,
+    shorten_schema,
+)
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations import CallableTool, Operation, Operations, PreparedOperation
-from a2a_fabric.operations.tools import PREFIX, forbidden_tool
+from a2a_fabric.operations.calls import PREFIX, forbidden_tool
+from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.version import __version__
 
 MAX_NAME_LENGTH = 48
@@ -137,7 +147,6 @@ def describe_operation(name: str, operation: Operation[Any]) -> dict[str, Any]:
     read_only = operation.read_only
     return {
         "name": name,
-        "title": operation.name,
         "description": operation.description,
         "inputSchema": to_input_schema(operation.input_schema),
         "outputSchema": operation.output_schema,
@@ -154,7 +163,7 @@ def describe_operation(name: str, operation: Operation[Any]) -> dict[str, Any]:
 def describe_capability(name: str, canonical_name: str, manifest: Manifest, capability: Capability) -> dict[str, Any]:
     tool: dict[str, Any] = {
         "name": name,
-        "title": canonical_name,
+        **({"title": capability.title} if capability.title else {}),
         "description": capability.description or manifest.description or f"{capability.name} of {manifest.agent_id}",
         "inputSchema": to_input_schema(capability.input_schema),
         "annotations": _make_annotations(capability),
@@ -186,10 +195,12 @@ def _make_annotations(capability: Capability) -> dict[str, bool]:
 
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
-_INSTRUCTIONS = (
-    "A gateway to agents. Each capability of each agent is a tool of its own; fabric_agent_list tells who is there, "
-    "fabric_tool_list with a query finds a tool that is not listed, fabric_tool_call and fabric_call run it."
-)
+_MAX_CACHED_TOOLS = 50_000  # in all of these lists
+_TOOL_CALL = "fabric.tool.call"
+
+
+class _ToolCallArguments(msgspec.Struct):
+    tool_id: str = ""
 
 
 class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,17 +219,36 @@ class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
     def capability(self) -> Capability:
         return self.tool.capability
 
+    @property
+    def key(self) -> ToolKey:
+        return self.manifest.agent_id, self.capability.name
+
     def is_visible_to(self, principal: Principal) -> bool:
         return find_refusal(principal, self.manifest, self.capability.name) is None
 
 
+class ListingClient(msgspec.Struct, frozen=True):
+    """What a client says of itself that matters for a list of tools."""
+
+    name: str = ""
+    wants_all: bool = False  # it searches in a list of any length by itself
+
+
+DEFAULT_CLIENT = ListingClient()
+
+
 class McpServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How an MCP server describes itself."""
+    """What an MCP server is called."""
 
     name: str
     title: str
     version: str
-    instructions: str
+
+
+class ToolList(list[dict[str, Any]]):
+    """A list of tools with its encoded form, which lives as long as the list."""
+
+    encoded: bytes | None = None
 
 
 class ToolCatalog(Protocol):
@@ -233,7 +263,11 @@ class ToolCatalog(Protocol):
         """The agents whose prompts and resources are listed beside the tools."""
         ...
 
-    def list_tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+    def make_instructions(self, principal: Principal) -> str:
+        """How the server introduces itself to this caller."""
+        ...
+
+    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         """The tools that this caller sees, as `tools/list` renders them."""
         ...
 
@@ -264,7 +298,7 @@ class ToolCatalog(Protocol):
 class _ToolTable:
     """The tools of one state of the catalog, by each of their names."""
 
-    def __init__(self, items: Sequence[CatalogTool]) -> None:
+    def __init__(self, items: Sequence[CatalogTool], settings: ToolListSettings) -> None:
         self.agent_tools = [item for item in items if not item.manifest.is_tool]
         self.builtin_tools = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
         self.by_name: dict[str, CatalogTool] = {}
@@ -273,60 +307,102 @@ class _ToolTable:
         for item in sorted(items, key=lambda each: (not each.is_registered, len(each.manifest.agent_id))):
             self.by_name[item.canonical_name] = item
         self.by_name.update((item.name, item) for item in items)
-        self.lists: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self.lists: dict[tuple[Any, ...], ToolList] = {}
+        self.described: dict[int, dict[str, Any]] = {}  # by the id of an item, which the lists share
         self.without_header_params: dict[str, bool] = {}
+        listable = [*self.agent_tools, *self.builtin_tools] if settings.builtin_tools else self.agent_tools
+        self.listable = listable
+        # Uses are noted only of tools that might not be listed, and only if there are any.
+        self.always_listed: set[int] | None = None
+        if len(listable) > settings.max_listed:
+            pinned = settings.pinned_view
+            self.pinned = [each for each in listable if pinned.includes(each.manifest, each.capability.name)]
+            by_rank = dict.fromkeys(map(id, (*self.pinned, *listable)))
+            self.always_listed = set(list(by_rank)[: max(0, settings.max_listed - MAX_RECENT_TOOLS)])
+        else:
+            self.pinned = []
 
 
 class GatewayToolCatalog:
     """The operations of the node and the tools of all its agents."""
 
-    has_job_tools = True
-
-    server_info = McpServerInfo(name="a2a-fabric", title="A2A Fabric", version=__version__, instructions=_INSTRUCTIONS)
+    server_info = McpServerInfo(name="a2a-fabric", title="A2A Fabric", version=__version__)
 
     def __init__(
         self,
         gateway: Gateway,
         operations: Operations,
+        settings: ToolListSettings,
+        can_become_job: Callable[[Capability], bool],
         *,
         name_style: Literal["safe", "dotted"],
-        max_listed: int,
-        builtin_tools: bool,
     ) -> None:
         self._gateway = gateway
         self._operations = operations
+        self._settings = settings
+        self._can_become_job = can_become_job
         self._name_style = name_style
-        self._max_listed = max_listed
-        self._builtin_tools = builtin_tools
+        self._recent_tools = RecentTools()
+        self.has_job_tools = settings.gateway_tools != "none" and settings.disclosure != "search"
         operation_names = assign_names({op.name: op.name for op in operations}, {})
         self._assigned_names: dict[Any, str] = dict(operation_names)
         self._operation_by_name = {name: canonical_name for canonical_name, name in operation_names.items()}
         self._schemas = {op.name: to_input_schema(op.input_schema) for op in operations}
         listed = [(op.name if name_style == "dotted" else operation_names[op.name], op) for op in operations]
         self._operation_tools = [(op, describe_operation(name, op)) for name, op in listed]
+        short_tools = {**SEARCH_TOOLS, **CALL_TOOLS, **JOB_TOOLS}
+        self._short_tools = {
+            op.name: _shorten(described, shorten_schema(op.input_schema, short_tools[op.name]))
+            for op, described in self._operation_tools
+            if op.name in short_tools
+        }
         self._agent_catalog: object = None
-        self._table = _ToolTable(())
+        self._table = _ToolTable((), settings)
 
-    def list_tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+    def make_instructions(self, principal: Principal) -> str:
+        view_names = [f"'{view.name}'" for view in principal.views or ()]
+        count = self._count_listable(principal)
+        return self._settings.make_instructions(self._settings.describe_hidden(count), view_names, count)
+
+    def describe_hidden(self, principal: Principal) -> str | None:
+        """A sentence about the tools that are not listed to this caller; None if all are."""
+        return self._settings.describe_hidden(self._count_listable(principal))
+
+    def _count_listable(self, principal: Principal) -> int:
+        catalog = self._gateway.registry.visible_to(principal)
+        builtin = catalog.tools if self._settings.builtin_tools else ()
+        enabled = sum(bool(manifest.metadata.get("enabled", True)) for manifest in builtin)
+        return sum(len(manifest.capabilities) for manifest in catalog.agents) + enabled
+
+    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         table = self._get_table()
-        reach = make_access_key(principal)
-        listed = table.lists.get(reach)
+        wants_all = client.wants_all or client.name in self._settings.searching_clients
+        recent = () if table.always_listed is None or wants_all else self._recent_tools.get(principal.principal_id)
+        key = make_access_key(principal), wants_all, frozenset(recent)
+        listed = table.lists.get(key)
         if listed is None:
-            if len(table.lists) >= _MAX_CACHED_LISTS:
+            if len(table.lists) >= _MAX_CACHED_LISTS or sum(map(len, table.lists.values())) > _MAX_CACHED_TOOLS:
                 table.lists.clear()
-            operation_tools = [
-                described for operation, described in self._operation_tools if operation.is_open_to(principal)
-            ]
-            listed = table.lists[reach] = [*operation_tools, *map(self._describe, self._list_visible(table, principal))]
+            chosen = self._choose_tools(table, principal, recent, wants_all=wants_all)
+            listed = ToolList((*map(self._describe, chosen), *self._list_gateway_tools(principal, chosen)))
+            table.lists[key] = listed
         return listed
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
-        item = self._get_table().by_name.get(name)
+        table = self._get_table()
+        item = table.by_name.get(name)
         if item is not None and (not is_limited(principal) or item.is_visible_to(principal)):
+            if table.always_listed is not None:
+                self._note_use(table, item, principal)
             return self._operations.prepare_tool(item.tool, item.canonical_name, raw)
         operation = self._operation_by_name.get(name, name)
+        if operation == _TOOL_CALL and table.always_listed is not None:
+            called = wire.decode_or_none(raw, _ToolCallArguments)
+            item = None if called is None else table.by_name.get(PREFIX + called.tool_id.removeprefix(PREFIX))
+            if item is not None and item.is_visible_to(principal):
+                self._note_use(table, item, principal)
         if operation not in self._schemas and is_limited(principal) and not operation.startswith(PREFIX):
-            raise forbidden_tool(name)
+            raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
 
     def get_input_schema(self, name: str) -> dict[str, Any] | None:
@@ -355,22 +431,44 @@ class GatewayToolCatalog:
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
         return self._gateway.registry.visible_to(principal).agents
 
-    def _list_visible(self, table: _ToolTable, principal: Principal) -> list[CatalogTool]:
-        """All visible tools or none: a model that sees some agents would not search for the others."""
-        limit = self._max_listed - len(self._operation_tools)
-        visible = [item for item in table.agent_tools if item.is_visible_to(principal)]
-        if len(visible) > limit:
+    def _choose_tools(
+        self, table: _ToolTable, principal: Principal, recent: Sequence[ToolKey], *, wants_all: bool
+    ) -> list[CatalogTool]:
+        """The tools of agents that are listed to this caller."""
+        if self._settings.disclosure == "search" and not wants_all:
             return []
-        if self._builtin_tools:
-            builtin = [item for item in table.builtin_tools if item.is_visible_to(principal)]
-            visible += builtin if len(visible) + len(builtin) <= limit else []
-        return visible
+        visible = [item for item in table.listable if item.is_visible_to(principal)]
+        if wants_all:
+            return visible
+        by_key = {item.key: item for item in visible} if recent else {}
+        used = [by_key[key] for key in recent if key in by_key]
+        pinned = [item for item in table.pinned if item.is_visible_to(principal)]
+        return self._settings.choose_tools(visible, pinned, used)
+
+    def _list_gateway_tools(self, principal: Principal, listed: Sequence[CatalogTool]) -> list[dict[str, Any]]:
+        settings, open_tools = self._settings, [each for each in self._operation_tools if each[0].is_open_to(principal)]
+        if settings.disclosure == "search":
+            names = SEARCH_TOOLS
+        elif settings.gateway_tools == "minimal":
+            has_jobs = any(self._can_become_job(item.capability) for item in listed)
+            names = {**SEARCH_TOOLS, **CALL_TOOLS, **(JOB_TOOLS if has_jobs else {})}
+        else:
+            return [described for _, described in open_tools] if settings.gateway_tools == "all" else []
+        open_names = {operation.name for operation, _ in open_tools}
+        return [self._short_tools[name] for name in names if name in open_names]
+
+    def _note_use(self, table: _ToolTable, item: CatalogTool, principal: Principal) -> None:
+        if table.always_listed is not None and id(item) not in table.always_listed:
+            self._recent_tools.note(principal.principal_id, item.key)
 
     def _describe(self, item: CatalogTool) -> dict[str, Any]:
-        is_dotted = self._name_style == "dotted" and self._table.by_name[item.canonical_name] is item
-        return describe_capability(
-            item.canonical_name if is_dotted else item.name, item.canonical_name, item.manifest, item.capability
-        )
+        described = self._table.described.get(id(item))
+        if described is None:
+            is_dotted = self._name_style == "dotted" and self._table.by_name[item.canonical_name] is item
+            name = item.canonical_name if is_dotted else item.name
+            described = describe_capability(name, item.canonical_name, item.manifest, item.capability)
+            self._table.described[id(item)] = described
+        return described
 
     def _get_table(self) -> _ToolTable:
         catalog = self._gateway.registry.catalog
@@ -391,24 +489,27 @@ class GatewayToolCatalog:
             assigned = {key: assigned[key] for key in words_by_key}
             self._assigned_names = {**remember_names(assigned, self._assigned_names), **operation_names}
             items = [
-                _make_item(assigned[key], *offer, is_registered=key in registered_words)
-                for key, offer in offers.items()
+                CatalogTool(
+                    name=assigned[key],
+                    canonical_name=make_canonical_name(m, c),
+                    tool=CallableTool(manifest=m, capability=c),
+                    is_registered=key in registered_words,
+                )
+                for key, (m, c) in offers.items()
             ]
-            self._table = _ToolTable(items)
+            self._table = _ToolTable(items, self._settings)
             self._agent_catalog = catalog
         return self._table
+
+
+def _shorten(described: dict[str, Any], input_schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool of the gateway without its output schema, which is optional and costs every client context."""
+    return {key: value for key, value in described.items() if key != "outputSchema"} | {"inputSchema": input_schema}
 
 
 def _declares_no_header(capability: Capability) -> bool:
     """A schema marks arguments that must be repeated in headers by a keyword."""
     return b"x-mcp-header" not in msgspec.json.encode(capability.input_schema)
-
-
-def _make_item(name: str, manifest: Manifest, capability: Capability, *, is_registered: bool) -> CatalogTool:
-    tool = CallableTool(manifest=manifest, capability=capability)
-    return CatalogTool(
-        name=name, canonical_name=make_canonical_name(manifest, capability), tool=tool, is_registered=is_registered
-    )
 
 
 def make_canonical_name(manifest: Manifest, capability: Capability) -> str:
@@ -435,22 +536,25 @@ class AgentToolCatalog:
             name=manifest.agent_id,
             title=manifest.display_name or manifest.agent_id,
             version=manifest.version,
-            instructions=manifest.description,
         )
+        self._instructions = manifest.description
 
-    def list_tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+    def make_instructions(self, principal: Principal) -> str:
+        return self._instructions
+
+    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         manifest = self._get_manifest()
-        return [
+        return ToolList(
             describe_capability(capability.name, make_canonical_name(manifest, capability), manifest, capability)
             for capability in manifest.capabilities
             if find_refusal(principal, manifest, capability.name) is None
-        ]
+        )
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         manifest = self._get_manifest()
         capability = manifest.find_capability(name)
         if find_refusal(principal, manifest, name if capability is None else capability.name) is not None:
-            raise forbidden_tool(name)
+            raise forbidden_tool(name, principal)
         if capability is None:
             if manifest.capabilities:
                 offered = [each.name for each in list_callable_capabilities(principal, manifest)]

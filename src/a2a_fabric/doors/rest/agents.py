@@ -1,27 +1,32 @@
-"""The agent endpoints: cards of the agents that the caller may see."""
+"""The agent endpoints: cards of the agents that the caller may see, and the card of the node.
+
+`/.well-known/agent.json` shows the node as one agent with the capabilities of all its agents, for the RPC client. The
+A2A standard once had its card at this path. It is now at `agent-card.json`, and at both names below each agent; this
+path belongs to the RPC client in any order of the doors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 from urllib.parse import quote
+
+import msgspec
 
 from a2a_fabric.core.agent import Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import AnonymousPolicy
+from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, DoorEdge, HttpReply, RequestCycle, compute_etag
 from a2a_fabric.doors.rest import models
-from a2a_fabric.doors.rest.request_context import RestReply, RestRequestContext, RestRoute, build_next_link
+from a2a_fabric.doors.rest.http import (
+    RestCycle,
+    RestPageCycle,
+    RestReply,
+    RestRoute,
+    build_next_link,
+    page_endpoint,
+)
 from a2a_fabric.operations.views import render_agent
-
-
-class CardReader(Protocol):
-    """The caller of a request, and the URL of this node for it."""
-
-    @property
-    def principal(self) -> Principal: ...
-    @property
-    def base_url(self) -> str: ...
+from a2a_fabric.protocols.a2a.card import CARD_PATH
+from a2a_fabric.version import __version__
 
 
 class RestAgents:
@@ -37,7 +42,7 @@ class RestAgents:
                 tag="agents", reply=models.AgentCard),
         )  # fmt: skip
 
-    async def list(self, context: RestRequestContext) -> RestReply:
+    async def list(self, context: RestCycle) -> RestReply:
         """The agents in order of their ids, so that pages stay consistent while agents come and go."""
         query: models.AgentsQuery = context.query
         agents = sorted(self.list_visible(context.principal, query.capability), key=lambda manifest: manifest.agent_id)
@@ -49,22 +54,15 @@ class RestAgents:
         cards = models.AgentCards(agents=tuple(self.build_card(each, context) for each in page), next_cursor=cursor)
         return RestReply(body=cards, headers=build_next_link(context, "/agents", cursor, query.limit))
 
-    async def show(self, context: RestRequestContext) -> RestReply:
-        return RestReply(body=self.build_card(self.find_agent(context.path["agent_id"], context.principal), context))
+    async def show(self, context: RestCycle) -> RestReply:
+        manifest = self._registry.find_agent_for(context.principal, context.path["agent_id"])
+        return RestReply(body=self.build_card(manifest, context))
 
     def list_visible(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
         catalog = self._registry.visible_to(principal)
         return catalog.agents if capability is None else catalog.find_by_capability(normalize_name(capability))
 
-    def find_agent(self, agent_id: str, principal: Principal) -> Manifest:
-        """Raises AgentNotFound, Forbidden."""
-        return self._registry.find_agent_for(principal, agent_id)
-
-    def find_target(self, agent_id: str, principal: Principal) -> Manifest:
-        """Find an agent or a built-in tool. Raises AgentNotFound, Forbidden."""
-        return self._registry.find_for(principal, agent_id)
-
-    def build_card(self, manifest: Manifest, context: CardReader) -> models.AgentCard:
+    def build_card(self, manifest: Manifest, context: RequestCycle) -> models.AgentCard:
         health = self._registry.health.get(manifest.agent_id)
         details = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
         return models.AgentCard(
@@ -77,3 +75,34 @@ class RestAgents:
             auth=self.auth,
             metadata={**details, **render_agent(manifest, health, context.principal)["metadata"]},
         )
+
+
+_CACHE_HEADERS = [(b"cache-control", b"no-cache"), (b"vary", b"Authorization, X-API-Key")]
+
+
+def node_card_endpoint(state: DoorEdge, agents: RestAgents) -> CycleEndpoint:
+    """The RPC client sends no credentials here, so without valid ones the card shows what is public."""
+
+    def build_page(cycle: RestPageCycle) -> HttpReply:
+        body = msgspec.json.encode(_build_card(cycle, agents))
+        return HttpReply(body=body, headers=_CACHE_HEADERS, etag=compute_etag(body))
+
+    return page_endpoint(state, build_page)
+
+
+def _build_card(cycle: RestPageCycle, agents: RestAgents) -> models.AgentCard:
+    context, base_url = cycle.edge.context, cycle.base_url
+    capabilities = [each.name for manifest in agents.list_visible(cycle.principal) for each in manifest.capabilities]
+    metadata = {"agents": f"{base_url}/v1/agents", "openapi": f"{base_url}/openapi.json"}
+    if "a2a" in context.door_kinds:  # where a client of the A2A standard finds its card
+        metadata["a2a_agent_card"] = base_url + CARD_PATH
+    return models.AgentCard(
+        id=context.gateway.node_id,
+        name="a2a-fabric",
+        description="A gateway: its agents are listed at /v1/agents.",
+        version=__version__,
+        capabilities=tuple(dict.fromkeys(capabilities)),
+        endpoint=base_url,
+        auth=agents.auth,
+        metadata=metadata,
+    )

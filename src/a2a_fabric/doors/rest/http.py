@@ -1,17 +1,27 @@
-"""The HTTP cycle of the REST paths, of the pages beside them, and the 404 below `/v1`."""
+"""The HTTP cycle of the REST paths, of the pages beside them, and the 404 below `/v1`; errors and their codes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from starlette.routing import BaseRoute, Match
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.core.errors import (
+    AuthExpired,
+    AuthInvalid,
+    BadInput,
+    Conflict,
+    FabricError,
+    Forbidden,
+    Unauthenticated,
+)
+from a2a_fabric.core.propagation import MaybeChain
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     CycleEndpoint,
@@ -19,23 +29,126 @@ from a2a_fabric.doors.edge import (
     DoorError,
     ErrorReply,
     EventStream,
+    HeaderList,
     HttpReply,
     RequestCycle,
     bad_input_from,
     check_json_depth,
     compute_etag,
+    find_http_status,
+    to_encodable_text,
+    to_json_details,
 )
-from a2a_fabric.doors.rest import errors
-from a2a_fabric.doors.rest.request_context import RestReply, RestRequestContext, RestRoute
-from a2a_fabric.doors.rest.settings import RestDoorSettings
-
-_MAX_KEY_LENGTH = 256
-_encode = msgspec.json.Encoder().encode
+from a2a_fabric.doors.rest import models
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestDoorState(DoorEdge):
-    settings: RestDoorSettings
+class RestReply:
+    body: Any
+    status: int = 200
+    headers: HeaderList = field(default_factory=list)
+
+
+RestHandler = Callable[["RestCycle"], Awaitable[RestReply | EventStream]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestRoute:
+    """One method at one path: what it takes and returns, and a summary for the OpenAPI document."""
+
+    method: str
+    path: str  # as in OpenAPI, without the version
+    handler: RestHandler
+    summary: str
+    reply: type[msgspec.Struct] | None  # None: events
+    body: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    status: int = 200
+    tag: str = ""
+    takes_idempotency_key: bool = False
+    example: Any = None  # of a body
+
+
+def build_location(kind: str, visible_id: str, own_id: str) -> bytes:
+    """The path of a task or a message, with the id that its caller sees.
+
+    An id with a slash, or one that is only dots, cannot stand in a path; then our own id is used.
+    """
+    name = visible_id if "/" not in visible_id and visible_id not in (".", "..") else own_id
+    return f"/v1/{kind}/{quote(name, safe='')}".encode("ascii")
+
+
+def build_next_link(context: RestCycle, path: str, cursor: str | None, limit: int) -> HeaderList:
+    if cursor is None:
+        return []
+    query = urlencode({"cursor": cursor, "limit": limit})
+    return [(b"link", f'<{context.base_url}/v1{path}?{query}>; rel="next"'.encode("ascii", "replace"))]
+
+
+def parse_cursor(cursor: str | None) -> int:
+    """A cursor that is a number. Raises BadInput."""
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
+        raise BadInput("Invalid cursor. Start again without one.", field="cursor", issue="invalid")
+    return int(cursor)
+
+
+CREDENTIAL_ERRORS = (Unauthenticated, AuthInvalid, AuthExpired, Forbidden)
+
+
+class TaskAlreadyEnded(Conflict):
+    """A task that has ended cannot be cancelled."""
+
+
+class ResourceNotFound(BadInput):
+    pass
+
+
+_CODES = {
+    401: "UNAUTHORIZED",
+    403: "FORBIDDEN",
+    404: "NOT_FOUND",
+    409: "CONFLICT",
+    413: "PAYLOAD_TOO_LARGE",
+    429: "RATE_LIMITED",
+}
+
+
+@contextmanager
+def translate_conflict(own_id: str | None, key: str | None, resource: str) -> Iterator[None]:
+    """Name the id or the key of the caller's that was used before. Raises Conflict."""
+    try:
+        yield
+    except Conflict as exc:
+        field, name = ("id", own_id) if own_id is not None else ("Idempotency-Key", key)
+        if name is None:
+            raise
+        issue = f"used for another {resource}"
+        raise Conflict(f"{field} '{name[:64]}' was {issue}; take a new one", field=field, issue=issue) from exc
+
+
+def find_status(error: FabricError) -> int:
+    return 404 if isinstance(error, ResourceNotFound) else find_http_status(error)
+
+
+def _find_code(error: FabricError) -> str:
+    status = find_status(error)
+    if status >= 500:
+        return "INTERNAL_ERROR"
+    return "INVALID_REQUEST" if isinstance(error, TaskAlreadyEnded) else _CODES.get(status, "INVALID_REQUEST")
+
+
+def build_error_body(error: FabricError) -> models.Error:
+    """`reason` is the code that is the same on every door."""
+    details = {**to_json_details(error.details), "reason": error.reason}
+    return models.Error(
+        error=models.Fault(code=_find_code(error), message=to_encodable_text(error.message), details=details)
+    )
+
+
+_MAX_KEY_LENGTH = 256
+_encode = msgspec.json.Encoder().encode
 
 
 class PrefixRoute(BaseRoute):
@@ -55,55 +168,54 @@ class PrefixRoute(BaseRoute):
         raise LookupError(name)
 
 
-class _RestErrorCycle(RequestCycle):
+class RestCycle(RequestCycle):
+    """One request. `body` and `query` have the types that the route names."""
+
+    path: Mapping[str, str]
+    query: Any = None
+    body: Any = None
+    idempotency_key: str | None = None
+    delegation_chain: MaybeChain = msgspec.UNSET  # the nodes and agents that the request has passed
+
     def render_error(self, error: FabricError | DoorError) -> ErrorReply:
         assert isinstance(error, FabricError)  # noqa: S101  # the REST door has no errors of its own
-        body = _encode(errors.build_error_body(error))
-        return ErrorReply(errors.find_row(error).status, body, error.code, error.message)
+        return ErrorReply(find_status(error), _encode(build_error_body(error)), error.code, error.message)
 
 
 class RestHttpEndpoint(CycleEndpoint):
     """ASGI: the endpoints of one path, by method."""
 
-    def __init__(self, state: RestDoorState, endpoints: Mapping[str, RestRoute]) -> None:
+    def __init__(self, state: DoorEdge, endpoints: Mapping[str, RestRoute]) -> None:
         decoders = {
             method: msgspec.json.Decoder(endpoint.body) for method, endpoint in endpoints.items() if endpoint.body
         }
         super().__init__(lambda *asgi: _RestRequestCycle(state, endpoints, decoders, *asgi))
 
 
-class _RestRequestCycle(_RestErrorCycle):
+class _RestRequestCycle(RestCycle):
     def __init__(
         self,
-        state: RestDoorState,
+        state: DoorEdge,
         endpoints: Mapping[str, RestRoute],
         decoders: Mapping[str, msgspec.json.Decoder[Any]],
-        scope: Any,
-        receive: Receive,
-        send: Send,
+        *asgi: Any,
     ) -> None:
-        super().__init__(state, scope, receive, send)
+        super().__init__(state, *asgi)
         self._endpoints = endpoints
         self._decoder = decoders.get(self.method)
         self.allowed_methods = sorted(endpoints)
         self.reads_body = self._decoder is not None
-        path = endpoints[self.method].path if self.method in endpoints else scope["path"]
+        path = endpoints[self.method].path if self.method in endpoints else self.scope["path"]
         self.operation = f"{self.method} {path}"[:64]
 
     async def answer(self, body: bytes) -> HttpReply | EventStream:
         endpoint = self._endpoints[self.method]
-        context = RestRequestContext(
-            principal=self.principal,
-            trace=self.trace,
-            base_url=self.base_url,
-            path=self.scope.get("path_params", {}),
-            query=self._parse_query(endpoint),
-            body=None if self._decoder is None else _parse_body(self._decoder, body),
-            idempotency_key=self._read_idempotency_key() if endpoint.takes_idempotency_key else None,
-            last_event_id=self.head.last_event_id,
-            delegation_chain=self.head.delegation_chain,
-        )
-        reply = await endpoint.handler(context)
+        self.path = self.scope.get("path_params", {})
+        self.query = self._parse_query(endpoint)
+        self.body = None if self._decoder is None else _parse_body(self._decoder, body)
+        self.idempotency_key = self._read_idempotency_key() if endpoint.takes_idempotency_key else None
+        self.delegation_chain = self.head.delegation_chain
+        reply = await endpoint.handler(self)
         return reply if isinstance(reply, EventStream) else self._build_reply(reply)
 
     def _parse_query(self, endpoint: RestRoute) -> Any:
@@ -141,28 +253,21 @@ def _parse_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise BadInput(f"The body is not JSON: {exc}"[:200], issue="not JSON") from exc
 
 
-class RestPageCycle(_RestErrorCycle):
+class RestPageCycle(RestCycle):
     """A page that every caller may read. A caller with valid credentials may see more of it."""
 
     allowed_methods = ("GET", "HEAD")
     reads_body = False
 
-    def __init__(
-        self,
-        state: RestDoorState,
-        build_page: Callable[[RestPageCycle], HttpReply],
-        scope: Any,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        super().__init__(state, scope, receive, send)
-        self.operation = scope["path"]
+    def __init__(self, state: DoorEdge, build_page: Callable[[RestPageCycle], HttpReply], *asgi: Any) -> None:
+        super().__init__(state, *asgi)
+        self.operation = self.scope["path"]
         self._build_page = build_page
 
     def identify(self) -> Principal:
         try:
             return super().identify()
-        except errors.CREDENTIAL_ERRORS:
+        except CREDENTIAL_ERRORS:
             return Principal()
 
     def count_request(self) -> None:
@@ -172,16 +277,16 @@ class RestPageCycle(_RestErrorCycle):
         return self._build_page(self)
 
 
-def page_endpoint(state: RestDoorState, build_page: Callable[[RestPageCycle], HttpReply]) -> CycleEndpoint:
+def page_endpoint(state: DoorEdge, build_page: Callable[[RestPageCycle], HttpReply]) -> CycleEndpoint:
     return CycleEndpoint(lambda *asgi: RestPageCycle(state, build_page, *asgi))
 
 
-class NotFoundCycle(_RestErrorCycle):
+class NotFoundCycle(RestCycle):
     """A path below our version prefix that does not exist."""
 
     def check_method(self) -> None:
         self.operation = f"{self.method} {self.scope['path']}"[:64]
-        raise errors.ResourceNotFound(f"Nothing at {self.scope['path'][:200]}", issue="no such path")
+        raise ResourceNotFound(f"Nothing at {self.scope['path'][:200]}", issue="no such path")
 
     async def answer(self, body: bytes) -> None:
         raise NotImplementedError

@@ -10,20 +10,22 @@ from urllib.parse import quote
 import msgspec
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobSummary
 from a2a_fabric.core.message import Message, Party
+from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event
-from a2a_fabric.doors.rest import errors, models
-from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
-from a2a_fabric.doors.rest.request_context import (
+from a2a_fabric.doors.rest import models
+from a2a_fabric.doors.rest.http import (
+    ResourceNotFound,
+    RestCycle,
     RestReply,
-    RestRequestContext,
     RestRoute,
     build_location,
     build_next_link,
     parse_cursor,
+    translate_conflict,
 )
+from a2a_fabric.doors.rest.models import parts_from_wire, parts_to_wire
 from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import MessageDraft, Messages, public_message_id, render_delivery
 
@@ -61,11 +63,11 @@ class RestMessages:
                 example={"entries": [1]}),
         )  # fmt: skip
 
-    async def send(self, context: RestRequestContext) -> RestReply:
+    async def send(self, context: RestCycle) -> RestReply:
         body: models.NewMessage = context.body
         return await self._post_message(body, body.recipient, context)
 
-    async def send_to_agent(self, context: RestRequestContext) -> RestReply:
+    async def send_to_agent(self, context: RestCycle) -> RestReply:
         body: models.NewAgentMessage = context.body
         agent = models.Recipient(id=context.path["agent_id"])
         if body.recipient not in (None, agent):
@@ -77,21 +79,21 @@ class RestMessages:
         return await self._post_message(body, agent, context)
 
     async def _post_message(
-        self, body: models.NewAgentMessage, recipient: models.Recipient, context: RestRequestContext
+        self, body: models.NewAgentMessage, recipient: models.Recipient, context: RestCycle
     ) -> RestReply:
-        with errors.translate_conflict(body.id, context.idempotency_key, "message"):
+        with translate_conflict(body.id, context.idempotency_key, "message"):
             posted = await self._messages.post(context.principal, context.trace, build_draft(body, recipient, context))
         view = self._render_message(posted.message, posted.job)
         location = build_location("messages", view.id, posted.message.message_id)
         return RestReply(body=view, status=201 if posted.is_new else 200, headers=[(b"location", location)])
 
-    async def show(self, context: RestRequestContext) -> RestReply:
+    async def show(self, context: RestCycle) -> RestReply:
         message = await self._messages.get(context.principal, context.path["message_id"])
         return RestReply(
             body=self._render_message(message, await self._messages.find_delivery(context.principal, message))
         )
 
-    async def reply(self, context: RestRequestContext) -> RestReply:
+    async def reply(self, context: RestCycle) -> RestReply:
         """Raises the error of a failed delivery, and ResourceNotFound while there is no reply."""
         message = await self._messages.get(context.principal, context.path["message_id"])
         reply = await self._messages.find_reply(context.principal, message)
@@ -100,10 +102,10 @@ class RestMessages:
             await self._messages.jobs.result(context.principal, job.job_id, context.query.wait)
             reply = await self._messages.find_reply(context.principal, message)
         if reply is None:
-            raise errors.ResourceNotFound("There is no reply yet", issue="no reply yet")
+            raise ResourceNotFound("There is no reply yet", issue="no reply yet")
         return RestReply(body=self._render_message(reply))
 
-    async def conversation(self, context: RestRequestContext) -> RestReply:
+    async def conversation(self, context: RestCycle) -> RestReply:
         conversation_id, query = context.path["conversation_id"], context.query
         messages, after = await self._messages.read_conversation(
             context.principal, conversation_id, after=parse_cursor(query.cursor), limit=query.limit
@@ -115,8 +117,8 @@ class RestMessages:
         path = f"/conversations/{quote(conversation_id, safe='')}/messages"
         return RestReply(body=page, headers=build_next_link(context, path, cursor, query.limit))
 
-    async def events(self, context: RestRequestContext) -> EventStream:
-        after = context.query.after if context.last_event_id is None else context.last_event_id
+    async def events(self, context: RestCycle) -> EventStream:
+        after = context.query.after if context.head.last_event_id is None else context.head.last_event_id
         conversation_id = context.path["conversation_id"]
         await self._messages.read_conversation(context.principal, conversation_id, limit=1)
         self._messages.check_follower_limit(context.principal)
@@ -128,7 +130,7 @@ class RestMessages:
 
         return EventStream(frames=frames(), waits_for_news=True)
 
-    async def inbox(self, context: RestRequestContext) -> RestReply:
+    async def inbox(self, context: RestCycle) -> RestReply:
         query: models.InboxQuery = context.query
         party = self._inboxes.party_of(context.principal)
         entries = await self._inboxes.receive(
@@ -140,7 +142,7 @@ class RestMessages:
         ]
         return RestReply(body=models.Inbox(deliveries=tuple(deliveries)))
 
-    async def acknowledge(self, context: RestRequestContext) -> RestReply:
+    async def acknowledge(self, context: RestCycle) -> RestReply:
         party = self._inboxes.party_of(context.principal)
         acknowledged = await self._inboxes.acknowledge(context.principal, party, context.body.entries)
         return RestReply(body=models.Acknowledgement(entries=tuple(acknowledged)))
@@ -164,7 +166,7 @@ class RestMessages:
         )
 
 
-def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, context: RestRequestContext) -> MessageDraft:
+def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, context: RestCycle) -> MessageDraft:
     """Raises BadInput."""
     try:
         directives = msgspec.convert(body.metadata, models.MessageDirectives)

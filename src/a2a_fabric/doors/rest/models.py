@@ -1,19 +1,25 @@
-"""The wire models of the REST door, with its priorities.
+"""The wire models of the REST door, and its content parts to core parts and back.
 
 Requests are decoded into these structs, replies are made of them, and the OpenAPI document is generated from them:
-the class names are the names of its schemas."""
+the class names are the names of its schemas. A part of an unknown type is kept as it came."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-_TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$(?!\n)"
+from a2a_fabric.core.agent import LINE_PATTERN
+from a2a_fabric.core.call import is_base64
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.message import EXTENSION_KEY, make_extension_part
+from a2a_fabric.core.result import PART_KINDS
+from a2a_fabric.core.result import Part as CorePart
 
-Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=_TEXT_PATTERN)]
+Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=LINE_PATTERN)]
 PartyType = Literal["client", "agent"]
 TaskStatus = Literal["pending", "running", "completed", "failed", "cancelled"]
 Timestamp = Annotated[str, Meta(description="ISO 8601, in UTC.", examples=["2025-05-25T14:25:00Z"])]
@@ -149,7 +155,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     input: Annotated[dict[str, Any], Meta(description="The arguments; words as `task`, files as `attachments`.")] = {}
     parts: Annotated[tuple[Part, ...], Meta(max_length=1000)] = ()
     id: Annotated[Name | None, Meta(description="Your own; sent twice it is the same task.")] = None
-    capability: Annotated[Name | None, Meta(description="Unset: the first that takes this input.")] = None
+    capability: Annotated[Name | None, Meta(description="Unset: chosen by the words; `metadata` says which.")] = None
     conversation_id: Name | UnsetType = UNSET
     timeout_ms: Annotated[int, Meta(ge=1, lt=10**12)] | None = None
     ttl_seconds: Annotated[
@@ -244,3 +250,89 @@ SCHEMAS: Sequence[type[msgspec.Struct]] = (
     AgentCard, AgentCards, NewMessage, NewAgentMessage, Message, Messages, Inbox, Acknowledgement, NewTask, Task,
     TaskState, Tasks, Answers, Error,
 )  # fmt: skip
+
+
+_MEDIA_KINDS = frozenset({"image", "audio", "video", "file"})
+_URL_PREFIXES = ("http://", "https://")
+_MIME_KEYS = ("mimeType", "mime_type", "contentType", "content_type")
+_NAME_KEYS = ("name", "filename", "fileName")
+_ALIASES = {"data": "json"}  # the name in the client library of the platform
+
+
+def parts_from_wire(parts: Iterable[Part]) -> tuple[CorePart, ...]:
+    """Raises BadInput, which names the part."""
+    return tuple(_part_from_wire(part, f"parts[{number}].content") for number, part in enumerate(parts))
+
+
+def _part_from_wire(part: Part, field_path: str) -> CorePart:
+    kind = _ALIASES.get(part.type, part.type)
+    if kind not in PART_KINDS:
+        return make_extension_part(part.type, part.content, part.metadata)
+    attributes: dict[str, Any] = {
+        "mime_type": part.mime_type or _find_text(part.metadata, _MIME_KEYS),
+        "name": part.name or _find_text(part.metadata, _NAME_KEYS),
+        "meta": {key: value for key, value in part.metadata.items() if key != EXTENSION_KEY},
+    }
+    if kind == "text":
+        return CorePart(kind="text", text=_require_text(part.content, field_path), **attributes)
+    if kind in _MEDIA_KINDS:
+        return _media_from_content(kind, part.content, field_path, attributes)
+    if kind == "function_call" and not isinstance(part.content, dict):
+        raise BadInput(
+            f"{field_path} is not an object. A function call is one.", field=field_path, issue="not an object"
+        )
+    return CorePart(kind=kind, data=part.content, **attributes)  # type: ignore[arg-type]  # a known kind
+
+
+def _media_from_content(kind: Any, content: Any, field_path: str, attributes: dict[str, Any]) -> CorePart:
+    """Media are base64 or a URL. Some clients send them as an object with `data` or `url`."""
+    if isinstance(content, dict):
+        attributes["mime_type"] = attributes["mime_type"] or _find_text(content, _MIME_KEYS)
+        attributes["name"] = attributes["name"] or _find_text(content, _NAME_KEYS)
+        content = content.get("url") or content.get("data")
+    text = _require_text(content, field_path)
+    if text.startswith(_URL_PREFIXES):
+        return CorePart(kind=kind, url=text, **attributes)
+    if text.startswith("data:"):
+        media, is_encoded, text = _split_data_url(text)
+        attributes["mime_type"] = attributes["mime_type"] or media
+        text = text if is_encoded else ""
+    if not text or not is_base64(text):
+        raise BadInput(f"{field_path} is neither base64 nor a URL", field=field_path, issue="neither base64 nor a URL")
+    return CorePart(kind=kind, blob=text, **attributes)
+
+
+def _split_data_url(text: str) -> tuple[str | None, bool, str]:
+    head, _, body = text.removeprefix("data:").partition(",")
+    media, _, encoding = head.rpartition(";")
+    return media.partition(";")[0] or None, encoding == "base64", unquote_to_bytes(body).decode("ascii", "replace")
+
+
+def _require_text(content: Any, field_path: str) -> str:
+    if not isinstance(content, str):
+        raise BadInput(f"{field_path} is not text", field=field_path, issue="not text")
+    return content
+
+
+def _find_text(fields: dict[str, Any], names: Iterable[str]) -> str | None:
+    return next((fields[name] for name in names if isinstance(fields.get(name), str)), None)
+
+
+def parts_to_wire(parts: Iterable[CorePart]) -> tuple[ShownPart, ...]:
+    return tuple(map(_part_to_wire, parts))
+
+
+def _part_to_wire(part: CorePart) -> ShownPart:
+    meta = dict(part.meta)
+    if (extension_type := meta.pop(EXTENSION_KEY, None)) is not None:
+        return ShownPart(type=str(extension_type), content=part.data, metadata=meta)
+    if part.mime_type is not None and _find_text(meta, _MIME_KEYS) is None:
+        meta["mimeType"] = part.mime_type
+    if part.name is not None and _find_text(meta, _NAME_KEYS) is None:
+        meta["name"] = part.name
+    return ShownPart(type=part.kind, content=get_content(part), metadata=meta)
+
+
+def get_content(part: CorePart) -> Any:
+    candidates = (part.url, part.blob, part.text)
+    return next((each for each in candidates if each is not None), part.data)

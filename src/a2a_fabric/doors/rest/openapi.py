@@ -1,17 +1,23 @@
-"""The OpenAPI document of the REST door, generated from the structs that requests are decoded into.
+"""The OpenAPI document of the REST door, and a page at `/docs` that shows it.
 
-An operation id consists of the tag and the name of the handler, so handler names are public."""
+The document is generated from the structs that requests are decoded into. An operation id consists of the tag and the
+name of the handler, so handler names are public. The page works offline and under a strict CSP."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.agent import to_portable_schema
+from a2a_fabric.doors.edge import CycleEndpoint, DoorEdge, HttpReply
 from a2a_fabric.doors.rest import models
-from a2a_fabric.doors.rest.request_context import RestRoute
-from a2a_fabric.identity.issuer_metadata import openid_metadata_url
+from a2a_fabric.doors.rest.http import RestPageCycle, RestRoute, page_endpoint
+from a2a_fabric.identity.token_verifiers import openid_metadata_url
 from a2a_fabric.version import __version__
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
@@ -68,7 +74,7 @@ def _build_security_schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]
 
 
 def _build_schemas() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(models.SCHEMAS, ref_template=_REF_TEMPLATE)
+    components = to_portable_schema(msgspec.json.schema_components(models.SCHEMAS, ref_template=_REF_TEMPLATE)[1])
     return dict(sorted(components.items()))
 
 
@@ -101,7 +107,7 @@ def _list_path_parameters(path: str) -> Iterable[dict[str, Any]]:
 def _list_query_parameters(query: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
     if query is None:
         return
-    schema = msgspec.json.schema(query)["$defs"][query.__name__]
+    schema = to_portable_schema(msgspec.json.schema(query)["$defs"][query.__name__])
     for name, field_schema in schema["properties"].items():
         parameter_schema = {key: value for key, value in field_schema.items() if key != "description"}
         parameter = {"name": name, "in": "query", "required": False, "schema": _remove_null(parameter_schema)}
@@ -154,3 +160,46 @@ def _render_content(endpoint: RestRoute) -> dict[str, Any]:
 
 def _build_ref(kind: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": _REF_TEMPLATE.format(name=kind.__name__)}
+
+
+_FILES_DIRECTORY = Path(__file__).with_name("docs")
+_NO_CACHE = (b"cache-control", b"no-cache")
+
+
+def openapi_endpoint(state: DoorEdge, endpoints: Sequence[RestRoute]) -> CycleEndpoint:
+    """The OpenAPI document. It holds no secrets, so every caller may read it."""
+
+    def build_page(cycle: RestPageCycle) -> HttpReply:
+        openapi = build_document(endpoints, cycle.base_url, state.context.issuers)
+        return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
+
+    return page_endpoint(state, build_page)
+
+
+def docs_endpoint(state: DoorEdge) -> CycleEndpoint:
+    """The page, in one piece. Only its own style and script may run in it, and it may request only this node."""
+    style, script = ((_FILES_DIRECTORY / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    page = (_FILES_DIRECTORY / "page.html").read_text("utf-8")
+    body = page.replace("{style}", style).replace("{script}", script).encode()
+    policy = (
+        f"default-src 'none'; script-src {_build_csp_hash(script)}; style-src {_build_csp_hash(style)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = [
+        (b"content-security-policy", policy.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+        _NO_CACHE,
+    ]
+    return page_endpoint(
+        state, lambda cycle: HttpReply(body=body, headers=headers, media_type=b"text/html; charset=utf-8")
+    )
+
+
+def _build_csp_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def redirect_endpoint(state: DoorEdge, path: str) -> CycleEndpoint:
+    """From the path that an older platform used."""
+    return page_endpoint(state, lambda cycle: HttpReply(status=301, body=b"{}", headers=[(b"location", path.encode())]))

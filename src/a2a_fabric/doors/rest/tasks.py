@@ -11,10 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target, owner_from_principal
-from a2a_fabric.core.content import ATTACHMENTS, check_attachments
+from a2a_fabric.core.call import (
+    ATTACHMENTS,
+    Call,
+    Input,
+    Principal,
+    ResponseForm,
+    Target,
+    check_attachments,
+    owner_from_principal,
+)
 from a2a_fabric.core.errors import JobNotFound
-from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import (
     PRIORITY_BY_NAME,
     Job,
@@ -27,21 +34,23 @@ from a2a_fabric.core.job import (
     translate_state,
 )
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.question import Answer as Said
+from a2a_fabric.core.result import Answer as Said
+from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event
-from a2a_fabric.doors.rest import errors, models
-from a2a_fabric.doors.rest.agents import RestAgents
-from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
-from a2a_fabric.doors.rest.request_context import (
+from a2a_fabric.doors.rest import models
+from a2a_fabric.doors.rest.http import (
+    RestCycle,
     RestReply,
-    RestRequestContext,
     RestRoute,
+    TaskAlreadyEnded,
     build_location,
     build_next_link,
+    translate_conflict,
 )
+from a2a_fabric.doors.rest.models import parts_from_wire, parts_to_wire
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.messages.content import choose_capability, input_from_parts, split_input
+from a2a_fabric.messages.delivery import choose_capability, describe_choice, input_from_parts, split_input
 
 _JOB_META_KEY = "rest_task"  # in a job's meta
 _MAX_PAGE_BYTES = 16 << 20
@@ -64,9 +73,9 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestTasks:
-    def __init__(self, context: DoorContext, agents: RestAgents, max_streams: int) -> None:
+    def __init__(self, context: DoorContext, max_streams: int) -> None:
         self._jobs = context.jobs
-        self._agents = agents
+        self._registry = context.gateway.registry
         self.stream_shares = FairLimit("open streams of tasks", max_streams, context.caller_share, retry_after=10.0)
 
     def list_endpoints(self) -> Sequence[RestRoute]:
@@ -90,19 +99,20 @@ class RestTasks:
                 example={"answers": {"question": "answer"}}),
         )  # fmt: skip
 
-    async def create(self, context: RestRequestContext) -> RestReply:
+    async def create(self, context: RestCycle) -> RestReply:
         job = await self.start_job(context.body, context)
         is_new = job.meta.get("trace_id") == context.trace.trace_id
         view = render_task(job if is_new else await self._jobs.get(context.principal, job.job_id))
         location = build_location("tasks", view.id, job.job_id)
         return RestReply(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
 
-    async def start_job(self, body: models.NewTask, context: RestRequestContext) -> Job:
+    async def start_job(self, body: models.NewTask, context: RestCycle) -> Job:
         """Raises FabricError for a task that cannot start. Sending a task again with its id returns the same task."""
         principal = context.principal
-        manifest = self._agents.find_target(body.agent_id, principal)
+        manifest = self._registry.find_for(principal, body.agent_id)
         call_input = input_from_parts(parts_from_wire(body.parts), body.input)
-        name = choose_capability(manifest, body.capability, call_input)
+        choice = choose_capability(manifest, body.capability, _take_text(call_input))
+        name = choice.capability.name
         call_input = split_input(call_input, manifest.find_capability(name))
         check_attachments(call_input)
         call = Call(
@@ -118,11 +128,13 @@ class RestTasks:
             conversation_id=body.conversation_id,
             delegation_chain=context.delegation_chain,
         )
-        with errors.translate_conflict(body.id, context.idempotency_key, "task"):
-            summary = await self._jobs.accept(call, _build_job_options(body, context))
+        with translate_conflict(body.id, context.idempotency_key, "task"):
+            summary = await self._jobs.accept(
+                call, _build_job_options(body, context, describe_choice(name, choice.reason))
+            )
         return Job(**msgspec.structs.asdict(summary), call=call)
 
-    async def list(self, context: RestRequestContext) -> RestReply:
+    async def list(self, context: RestCycle) -> RestReply:
         query: models.TasksQuery = context.query
         task_query = TaskQuery(
             states=None if query.status is None else states_from_word(query.status, "rest"),
@@ -145,17 +157,17 @@ class RestTasks:
         jobs = await asyncio.gather(*(self._get_if_present(principal, job.job_id) for job in page.jobs))
         return [job for job in jobs if job is not None], page.cursor
 
-    async def show(self, context: RestRequestContext) -> RestReply:
+    async def show(self, context: RestCycle) -> RestReply:
         return RestReply(body=render_task(await self.find(context.principal, context.path["task_id"])))
 
-    async def status(self, context: RestRequestContext) -> RestReply:
+    async def status(self, context: RestCycle) -> RestReply:
         task = render_task(await self.find(context.principal, context.path["task_id"]))
         state = models.TaskState(
             id=task.id, status=task.status, updated_at=task.updated_at, error=task.error, metadata=task.metadata
         )
         return RestReply(body=state)
 
-    async def cancel(self, context: RestRequestContext) -> RestReply:
+    async def cancel(self, context: RestCycle) -> RestReply:
         """Cancelling again changes nothing. Raises TaskAlreadyEnded for a task that ended in another way."""
         return RestReply(body=render_task(await self.cancel_job(context.principal, context.path["task_id"])))
 
@@ -164,18 +176,18 @@ class RestTasks:
         job = await self.find(principal, task_id)
         if job.has_ended and job.state != "cancelled":
             word = translate_state(job.state, "rest")
-            raise errors.TaskAlreadyEnded(f"Task '{task_id[:64]}' is {word} already", status=word)
+            raise TaskAlreadyEnded(f"Task '{task_id[:64]}' is {word} already", status=word)
         return await self._jobs.cancel_and_wait(principal, job.job_id)
 
-    async def answer(self, context: RestRequestContext) -> RestReply:
+    async def answer(self, context: RestCycle) -> RestReply:
         job = await self.find(context.principal, context.path["task_id"])
         answers = {key: _parse_answer(value) for key, value in context.body.answers.items()}
-        await self._jobs.answer_some(context.principal, job.job_id, answers)
+        await self._jobs.answer_named(context.principal, job.job_id, answers)
         return RestReply(body=render_task(await self._jobs.get(context.principal, job.job_id)))
 
-    async def events(self, context: RestRequestContext) -> EventStream:
+    async def events(self, context: RestCycle) -> EventStream:
         job = await self.find(context.principal, context.path["task_id"])
-        after = context.query.after if context.last_event_id is None else context.last_event_id
+        after = context.query.after if context.head.last_event_id is None else context.head.last_event_id
         frames = self._stream_frames(context.principal, job.job_id, render_task(job).id, after or 0)
         return EventStream(frames=frames, waits_for_news=bool(after))
 
@@ -222,10 +234,16 @@ def _derive_job_id(owner: str, task_id: str) -> str:
     return derive_job_id("rest", owner, task_id)
 
 
-def _build_job_options(body: models.NewTask, context: RestRequestContext) -> JobOptions:
+def _take_text(call_input: Input) -> Input:
+    """`task` in the arguments is text, for the choice of a capability that is not known yet."""
+    task = call_input.context.get("task")
+    return call_input if call_input.task or not isinstance(task, str) else split_input(call_input, None)
+
+
+def _build_job_options(body: models.NewTask, context: RestCycle, choice: dict[str, Any]) -> JobOptions:
     owner = owner_from_principal(context.principal)
     job_id = f"task_{new_job_id().removeprefix('job_')}" if body.id is None else _derive_job_id(owner, body.id)
-    extra_metadata = {} if body.capability is None else {"capability": body.capability}
+    extra_metadata = choice if body.capability is None else {"capability": body.capability}
     record = msgspec.to_builtins(RestTaskRecord(id=body.id, metadata={**body.metadata, **extra_metadata}))
     key = None if context.idempotency_key is None else f"rest:{context.idempotency_key}"
     return JobOptions(

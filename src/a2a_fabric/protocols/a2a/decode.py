@@ -14,16 +14,19 @@ import msgspec
 from a2a_fabric.core.errors import FabricError, UpstreamFailed
 from a2a_fabric.protocols.a2a.errors import A2ARPCError, error_from_rpc, error_from_status_object
 from a2a_fabric.protocols.a2a.models import (
+    FINAL_TASK_STATES,
     A2AArtifact,
     A2AMessage,
     A2ATask,
     A2ATaskStatus,
     A2AUpdate,
+    Dialect,
     TaskArtifactUpdate,
     TaskStatusUpdate,
+    WirePart,
+    parse_parts,
+    parse_state,
 )
-from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts
-from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES, parse_state
 from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS
 
 
@@ -60,19 +63,10 @@ def _fit_object(value: Any, target_type: type[msgspec.Struct]) -> dict[str, Any]
 _SNAKE_CASE_MARK = b'_id"'  # in the replies of agents that write field names as the protos do
 
 
-class WireMessage(msgspec.Struct, rename="camel"):
-    message_id: str | None = None
-    context_id: str | None = None
-    task_id: str | None = None
-    role: str | None = None
-    parts: list[WirePart] | None = None
-    content: list[WirePart] | None = None  # of the 0.3 protos
-
-
 class WireStatus(msgspec.Struct, rename="camel"):
     state: Any = None
-    message: WireMessage | None = None
-    update: WireMessage | None = None  # of the 0.3 protos
+    message: WireObject | None = None
+    update: WireObject | None = None  # of the 0.3 protos
 
 
 class WireArtifact(msgspec.Struct, rename="camel"):
@@ -80,59 +74,44 @@ class WireArtifact(msgspec.Struct, rename="camel"):
     name: str | None = None
     description: str | None = None
     parts: list[WirePart] | None = None
+    metadata: Any = None
+    extensions: list[str] | None = None
 
 
-class WireTask(msgspec.Struct, rename="camel"):
-    id: str | None = None
-    context_id: str | None = None
-    status: WireStatus | None = None
-    artifacts: list[WireArtifact] | None = None
-    history: list[WireMessage] | None = None
+class WireObject(msgspec.Struct, rename="camel"):
+    """A task, a message, an update of a task, or a reply that holds one of them in one of the first five fields."""
 
-
-class WireUpdate(msgspec.Struct, rename="camel"):
-    """An update of a task's status, or of one artifact."""
-
-    task_id: str | None = None
-    context_id: str | None = None
-    status: WireStatus | None = None
-    final: bool | None = None
-    artifact: WireArtifact | None = None
-    append: bool | None = None
-    last_chunk: bool | None = None
-
-
-class WireReply(msgspec.Struct, rename="camel"):
-    """A reply of 1.0 has one of the first five fields; a reply of 0.3, or to `tasks/get` of both, has the others."""
-
-    task: WireTask | None = None
-    message: WireMessage | None = None
-    msg: WireMessage | None = None
-    status_update: WireUpdate | None = None
-    artifact_update: WireUpdate | None = None
+    task: WireObject | None = None
+    message: WireObject | None = None
+    msg: WireObject | None = None  # of the 0.3 protos
+    status_update: WireObject | None = None
+    artifact_update: WireObject | None = None
     id: str | None = None
     task_id: str | None = None
     context_id: str | None = None
     message_id: str | None = None
     status: WireStatus | None = None
     artifacts: list[WireArtifact] | None = None
-    history: list[WireMessage] | None = None
+    history: list[WireObject] | None = None
     final: bool | None = None
     artifact: WireArtifact | None = None
     append: bool | None = None
     last_chunk: bool | None = None
     role: str | None = None
     parts: list[WirePart] | None = None
-    content: list[WirePart] | None = None
+    content: list[WirePart] | None = None  # of the 0.3 protos
+    metadata: Any = None
+    extensions: list[str] | None = None
+    reference_task_ids: list[str] | None = None
     error: Any = None  # over HTTP, in the middle of a stream
 
 
 class WireTaskList(msgspec.Struct, rename="camel"):
-    tasks: list[WireTask] | None = None
+    tasks: list[WireObject] | None = None
 
 
 class A2ARPCReply(msgspec.Struct):
-    result: WireReply | None = None
+    result: WireObject | None = None
     error: A2ARPCError | None = None
 
 
@@ -145,7 +124,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _rpc_reply_decoder = msgspec.json.Decoder(A2ARPCReply)
 _rpc_tasks_decoder = msgspec.json.Decoder(A2ARPCTaskList)
-_reply_decoder = msgspec.json.Decoder(WireReply)
+_reply_decoder = msgspec.json.Decoder(WireObject)
 _tasks_decoder = msgspec.json.Decoder(WireTaskList)
 
 
@@ -195,7 +174,7 @@ def parse_tasks(body: bytes, dialect: Dialect) -> list[A2ATask]:
 
 def reply_from_object(document: Any, dialect: Dialect) -> A2AUpdate:
     """A reply that gRPC converted to the JSON form of its proto."""
-    return _require_reply(msgspec.convert(document, WireReply), dialect)
+    return _require_reply(msgspec.convert(document, WireObject), dialect)
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
@@ -218,14 +197,14 @@ def _unreadable_reply(exc: Exception) -> FabricError:
     return UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300])
 
 
-def _require_reply(reply: WireReply | None, dialect: Dialect) -> A2AUpdate:
+def _require_reply(reply: WireObject | None, dialect: Dialect) -> A2AUpdate:
     parsed = reply_from_wire(reply, dialect) if reply is not None else None
     if parsed is None:
         raise UpstreamFailed("The agent's answer is neither a message nor a task")
     return parsed
 
 
-def reply_from_wire(reply: WireReply, dialect: Dialect) -> A2AUpdate | None:
+def reply_from_wire(reply: WireObject, dialect: Dialect) -> A2AUpdate | None:
     if reply.task is not None:
         return task_from_wire(reply.task, dialect)
     if reply.status_update is not None:
@@ -238,7 +217,7 @@ def reply_from_wire(reply: WireReply, dialect: Dialect) -> A2AUpdate | None:
     return _reply_from_unwrapped(reply, dialect)
 
 
-def _reply_from_unwrapped(reply: WireReply, dialect: Dialect) -> A2AUpdate | None:
+def _reply_from_unwrapped(reply: WireObject, dialect: Dialect) -> A2AUpdate | None:
     if reply.artifact is not None:
         return _artifact_update_from_wire(reply, dialect)
     if reply.status is not None:
@@ -248,13 +227,14 @@ def _reply_from_unwrapped(reply: WireReply, dialect: Dialect) -> A2AUpdate | Non
     return None
 
 
-def task_from_wire(task: WireTask | WireReply, dialect: Dialect) -> A2ATask:
+def task_from_wire(task: WireObject, dialect: Dialect) -> A2ATask:
     return A2ATask(
         id=task.id or "",
         context_id=task.context_id or "",
         status=_status_from_wire(task.status, dialect),
         artifacts=tuple(_artifact_from_wire(each, dialect) for each in task.artifacts or ()),
         history=tuple(_message_from_wire(message, dialect) for message in task.history or ()),
+        metadata=_read_metadata(task.metadata),
     )
 
 
@@ -270,17 +250,18 @@ def _status_from_wire(status: WireStatus | None, dialect: Dialect) -> A2ATaskSta
     )
 
 
-def _status_update_from_wire(update: WireUpdate | WireReply, dialect: Dialect) -> TaskStatusUpdate:
+def _status_update_from_wire(update: WireObject, dialect: Dialect) -> TaskStatusUpdate:
     status = _status_from_wire(update.status, dialect)
     return TaskStatusUpdate(
         task_id=update.task_id or "",
         context_id=update.context_id or "",
         status=status,
+        metadata=_read_metadata(update.metadata),
         is_last=bool(update.final) or status.state in FINAL_TASK_STATES,
     )
 
 
-def _artifact_update_from_wire(update: WireUpdate | WireReply, dialect: Dialect) -> TaskArtifactUpdate:
+def _artifact_update_from_wire(update: WireObject, dialect: Dialect) -> TaskArtifactUpdate:
     return TaskArtifactUpdate(
         task_id=update.task_id or "",
         context_id=update.context_id or "",
@@ -290,13 +271,16 @@ def _artifact_update_from_wire(update: WireUpdate | WireReply, dialect: Dialect)
     )
 
 
-def _message_from_wire(message: WireMessage | WireReply, dialect: Dialect) -> A2AMessage:
+def _message_from_wire(message: WireObject, dialect: Dialect) -> A2AMessage:
     return A2AMessage(
         id=message.message_id or "",
         role="agent" if "agent" in (message.role or "").lower() else "user",
         parts=parse_parts(message.parts or message.content or (), dialect),
         context_id=message.context_id or "",
         task_id=message.task_id or "",
+        metadata=_read_metadata(message.metadata),
+        extensions=tuple(message.extensions or ()),
+        reference_task_ids=tuple(message.reference_task_ids or ()),
     )
 
 
@@ -306,4 +290,10 @@ def _artifact_from_wire(artifact: WireArtifact, dialect: Dialect) -> A2AArtifact
         name=artifact.name or "",
         description=artifact.description or "",
         parts=parse_parts(artifact.parts or (), dialect),
+        metadata=_read_metadata(artifact.metadata),
+        extensions=tuple(artifact.extensions or ()),
     )
+
+
+def _read_metadata(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

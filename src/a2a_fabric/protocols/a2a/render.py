@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.events import format_timestamp
+from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.protocols.a2a.models import (
     A2AArtifact,
     A2AMessage,
@@ -15,12 +15,15 @@ from a2a_fabric.protocols.a2a.models import (
     A2ATask,
     A2ATaskStatus,
     A2AUpdate,
+    Dialect,
     SendOptions,
     TaskArtifactUpdate,
     TaskStatusUpdate,
+    WirePart,
+    parse_parts,
+    render_part,
+    render_state,
 )
-from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
-from a2a_fabric.protocols.a2a.states import render_state
 
 _ROLES: Mapping[Dialect, dict[str, str]] = {
     "1.0": {"user": "ROLE_USER", "agent": "ROLE_AGENT"},
@@ -119,9 +122,9 @@ class DialectRenderer:
             "artifactId": artifact.id,
             "parts": [render_part(part, self.dialect) for part in artifact.parts],
         }
-        if artifact.name:
-            body["name"] = artifact.name
-        return {**body, "metadata": artifact.metadata} if artifact.metadata else body
+        optional = {"name": artifact.name, "description": artifact.description, "metadata": artifact.metadata}
+        optional["extensions"] = list(artifact.extensions)
+        return {**body, **{name: value for name, value in optional.items() if value}}
 
     def _render_nested_message(self, message: A2AMessage) -> dict[str, Any]:
         """A message inside another object, where 0.3 also names its kind."""
@@ -130,16 +133,23 @@ class DialectRenderer:
 
     def render_message(self, message: A2AMessage) -> dict[str, Any]:
         if message.raw is not None and message.dialect == self.dialect:
-            return {**message.raw, **_render_ids(message)}
+            metadata = {"metadata": message.metadata} if message.metadata else {}
+            return {**message.raw, **metadata, **_render_ids(message)}
         body: dict[str, Any] = {
             "messageId": message.id,
             "role": _ROLES[self.dialect][message.role],
             self._parts_field: [render_part(part, self.dialect) for part in _read_parts(message)],
             **_render_ids(message),
         }
-        if metadata := message.metadata or (message.raw or {}).get("metadata"):
-            body["metadata"] = metadata
-        return body
+        raw = message.raw or {}
+        optional = {
+            "metadata": message.metadata or raw.get("metadata"),
+            "extensions": list(message.extensions) or raw.get("extensions"),
+            "referenceTaskIds": list(message.reference_task_ids) or raw.get("referenceTaskIds"),
+        }
+        if self.dialect == "0.3 proto":
+            del optional["referenceTaskIds"]  # these protos have no such field
+        return {**body, **{name: value for name, value in optional.items() if value}}
 
     def render_send_params(self, message: A2AMessage, options: SendOptions, tenant: str = "") -> dict[str, Any]:
         """The parameters with which a client sends a message."""
@@ -156,6 +166,8 @@ class DialectRenderer:
             configuration["acceptedOutputModes"] = options.output_modes
         if options.push is not None:
             configuration[_PUSH_FIELDS[self.dialect]] = self._render_push_fields(options.push)
+        if options.metadata:
+            params["metadata"] = options.metadata
         return {**params, "configuration": configuration}
 
     def render_push_config(self, config: A2APushConfig) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
+from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type
-from a2a_fabric.core.part import PART_KINDS, Part, PartKind
+from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
+from a2a_fabric.core.result import PART_KINDS, Part, PartKind
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_MEDIA_TYPES: dict[PartKind, str] = {"image": "image/png", "audio": "audio/wav"}
@@ -22,9 +23,25 @@ _CONVERTED_TO: dict[PartKind, str] = {
     "function_call": "text",
     "function_result": "text",
 }
+AGENT_URI_PREFIX = "fabric://agents/"
+OWNER_KEY = "a2a-fabric/agent"
+ORIGINAL_KEY = "a2a-fabric/original"  # the name or URI that the agent itself uses
+
 # Metadata of a part that has a field of its own in a block. All other metadata goes to `_meta`.
 _LINK_FIELDS = ("title", "description", "size")
 _KEYS_OUTSIDE_META = frozenset({"_meta", "annotations", "uri", "resource_meta"})
+
+
+def make_resource_uri(agent_id: str, uri: str) -> str:
+    """The URI at the gateway of a resource that an agent knows by `uri`."""
+    return f"{AGENT_URI_PREFIX}{agent_id}/resources/{quote(uri, safe='')}"
+
+
+def mark_owner(part: Part, agent_id: str) -> Part:
+    """Note on a link to a resource of its own server whose resource it is; addresses of the web need no owner."""
+    if part.url is None or part.url.startswith(("http://", "https://", "data:")):
+        return part
+    return msgspec.structs.replace(part, meta={**part.meta, OWNER_KEY: agent_id})
 
 
 def render_blocks(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -52,6 +69,8 @@ def _render_block(part: Part, number: int) -> dict[str, Any]:
         meta |= own_meta
     if part.kind in _CONVERTED_TO:
         meta[KIND_KEY] = part.kind
+    if part.url is not None and OWNER_KEY in meta:
+        meta[ORIGINAL_KEY] = part.url
     annotations = part.meta.get("annotations")
     if isinstance(annotations, dict):
         block["annotations"] = annotations
@@ -61,7 +80,9 @@ def _render_block(part: Part, number: int) -> dict[str, Any]:
 def _render_content(part: Part, number: int) -> dict[str, Any]:
     if part.url is not None:
         link_fields = {name: part.meta.get(name) for name in _LINK_FIELDS}
-        link = {"type": "resource_link", "uri": part.url, "name": part.name or part.url, "mimeType": part.mime_type}
+        owner = part.meta.get(OWNER_KEY)
+        uri = make_resource_uri(owner, part.url) if isinstance(owner, str) else part.url
+        link = {"type": "resource_link", "uri": uri, "name": part.name or part.url, "mimeType": part.mime_type}
         return _drop_none({**link, **link_fields})
     if part.blob is not None and part.kind in _DEFAULT_MEDIA_TYPES:
         return {"type": part.kind, "data": part.blob, "mimeType": part.mime_type or _DEFAULT_MEDIA_TYPES[part.kind]}

@@ -11,13 +11,14 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types.methods import CACHEABLE_METHODS, CLIENT_REQUESTS, SPEC_CLIENT_METHODS
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from a2a_fabric.protocols.mcp.frames import REQUEST_CANCELLED, RESOURCE_NOT_FOUND
-from a2a_fabric.protocols.mcp.versions import (
+from a2a_fabric.protocols.mcp.wire import (
     HANDSHAKE_VERSION,
     INPUT_REQUIRED,
     METHOD_HEADER,
     NAME_HEADER,
     OWN_INFO,
+    REQUEST_CANCELLED,
+    RESOURCE_NOT_FOUND,
     STATELESS_VERSION,
     VERSION_HEADER,
 )

@@ -12,8 +12,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
-from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
-from a2a_fabric.protocols.mcp.versions import TASKS_EXTENSION
+from a2a_fabric.core.result import Answer, Answers, Question, QuestionKind, Questions
+from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 
 QUESTION_METHODS: dict[QuestionKind, str] = {
     "form": "elicitation/create",

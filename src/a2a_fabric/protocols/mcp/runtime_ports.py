@@ -12,10 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import MaybeChain
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.propagation import MaybeChain, Trace
 
 Entries = tuple[dict[str, Any], ...]
 
@@ -122,7 +120,7 @@ class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
-    """A program on stdin and stdout. Each `open` starts it anew."""
+    """A server over message streams: a program on stdin and stdout, or HTTP+SSE. Each `open` starts it anew."""
 
     open: OpenTunnel
 

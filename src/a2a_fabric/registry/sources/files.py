@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.registry.tool_choice import find_mistakes
 from a2a_fabric.schemas.manifest_check import find_unbounded_schemas
 from a2a_fabric.yamlfile import YAMLFile
 
@@ -63,6 +64,8 @@ def read_manifests(path: Path) -> list[Manifest]:
         if manifest.agent_id in agent_ids:
             raise file.error(f"agent '{manifest.agent_id}' is declared twice", (*key_path, number))
         agent_ids.add(manifest.agent_id)
+        for tools_key, mistake in () if manifest.tools is None else find_mistakes(manifest.tools):
+            raise file.error(mistake, (*key_path, number, "tools", tools_key))
         for capability, key, problem in find_unbounded_schemas(manifest):
             raise file.error(problem, (*key_path, number, "capabilities", capability, key))
     return manifests

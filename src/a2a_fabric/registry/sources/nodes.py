@@ -12,10 +12,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.agent import ListedAgent, Manifest, NodeListing, Status, import_agent
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.ports import AgentHost
-from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, import_agent
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthTracker

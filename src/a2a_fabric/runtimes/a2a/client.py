@@ -9,7 +9,7 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -25,19 +25,32 @@ from a2a_fabric.protocols.a2a.decode import (
     parse_tasks,
 )
 from a2a_fabric.protocols.a2a.errors import error_from_document
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, A2AUpdate, A2AVersion, SendOptions
-from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.models import (
+    A2AMessage,
+    A2APushConfig,
+    A2ATask,
+    A2AUpdate,
+    A2AVersion,
+    Dialect,
+    SendOptions,
+)
 from a2a_fabric.protocols.a2a.render import RENDERERS
 from a2a_fabric.protocols.jsonrpc import encode_request
-from a2a_fabric.runtimes.a2a.endpoint import public_address
-from a2a_fabric.runtimes.probe import probe_agent, probe_resource
 from a2a_fabric.runtimes.upstream import (
     STATUS_ERRORS,
     decode_object_or_empty,
     error_from_outbound,
     is_success,
+    probe_agent,
+    probe_resource,
     read_bounded,
 )
+
+
+def public_address(address: str) -> str:
+    """The address as an error may show it: scheme and host. Addresses of gRPC may be only host and port."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else address.partition("/")[0]
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,13 +99,13 @@ class A2AClient(Protocol):
 
 
 _NO_LIMIT = 2**62  # a stream may be long; each event and the collected answer are bounded
-_EXTENSIONS: dict[A2AVersion, str] = {"1.0": "A2A-Extensions", "0.3": "X-A2A-Extensions"}
+EXTENSION_HEADERS: dict[A2AVersion, str] = {"1.0": "A2A-Extensions", "0.3": "X-A2A-Extensions"}
 
 
 def headers_for(version: A2AVersion, extra: Mapping[str, str], extensions: tuple[str, ...]) -> dict[str, str]:
     headers = {"content-type": "application/json", "accept": "application/json", "A2A-Version": version}
     if extensions:
-        headers[_EXTENSIONS[version]] = ", ".join(extensions)
+        headers[EXTENSION_HEADERS[version]] = ", ".join(extensions)
     return {**headers, **extra}
 
 

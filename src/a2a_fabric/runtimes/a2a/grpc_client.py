@@ -35,11 +35,10 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.protocols.a2a.card import A2AInterface
 from a2a_fabric.protocols.a2a.decode import WireTaskList, reply_from_object, tasks_from_wire
 from a2a_fabric.protocols.a2a.errors import UNSUPPORTED_REASONS, error_from_name, error_from_reason, upstream_reason
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, A2AUpdate, SendOptions
-from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, A2AUpdate, Dialect, SendOptions
 from a2a_fabric.protocols.a2a.render import RENDERERS
-from a2a_fabric.runtimes.a2a.client import TASK_PAGE_SIZE, RequestOptions
-from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public_address
+from a2a_fabric.runtimes.a2a.client import TASK_PAGE_SIZE, RequestOptions, public_address
+from a2a_fabric.runtimes.a2a.connection import A2AEndpoint
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
@@ -161,7 +160,7 @@ class A2AGRPCClient:
     def _build_request(self, kind: str, fields: dict[str, Any]) -> Message:
         message: Message = getattr(self._protos, kind)()
         try:
-            return ParseDict(fields, message)
+            return ParseDict(fields, message, ignore_unknown_fields=True)
         except (ParseError, ValueError, RecursionError) as exc:
             raise BadInput(f"The input cannot be sent by gRPC: {exc}"[:500]) from exc
 
@@ -195,7 +194,8 @@ class A2AGRPCClient:
         return method
 
     def _call_metadata(self, request_options: RequestOptions) -> list[tuple[str, str]]:
-        return [*self._metadata, *((name.lower(), value) for name, value in request_options.headers.items())]
+        headers = {name.lower(): value for name, value in request_options.headers.items()}
+        return list({**dict(self._metadata), **headers}.items())
 
     async def _open(self) -> None:
         """Opens the channel, only to addresses that the guard allows. Raises AgentOffline."""

@@ -10,23 +10,24 @@ from typing import Any, assert_never
 
 import msgspec
 
-from a2a_fabric.core.content import join_text
+from a2a_fabric.core.call import join_text
 from a2a_fabric.core.errors import UpstreamRefused
-from a2a_fabric.core.events import Event, token, tool_call
-from a2a_fabric.core.events import artifact as artifact_event
-from a2a_fabric.core.events import status as status_event
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Event, Part, Result, token, tool_call
+from a2a_fabric.core.result import artifact as artifact_event
+from a2a_fabric.core.result import status as status_event
 from a2a_fabric.protocols.a2a.models import (
+    AGENT_STATE_KEY,
+    FINAL_TASK_STATES,
+    INTERRUPTED_TASK_STATES,
     A2AArtifact,
     A2AMessage,
     A2ATask,
+    A2ATaskState,
     A2ATaskStatus,
     A2AUpdate,
     TaskArtifactUpdate,
     TaskStatusUpdate,
 )
-from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES, INTERRUPTED_TASK_STATES, A2ATaskState
 
 Parts = tuple[Part, ...]
 
@@ -71,12 +72,11 @@ def _is_plain(part: Part) -> bool:
 class ArtifactBuffer:
     """One artifact. Text that arrives in pieces is emitted as tokens, everything else as artifact events."""
 
-    def __init__(self, artifact_id: str, *, emits_events: bool) -> None:
+    def __init__(self, artifact_id: str, *, emits_events: bool, names_artifacts: bool = False) -> None:
         self.size = 0
         self._emits_events = emits_events  # whether the caller wants events
-        self._id = artifact_id
-        self._name = ""
-        self._description = ""
+        self._names_artifacts = names_artifacts  # whether tokens say which artifact they belong to
+        self._header = A2AArtifact(id=artifact_id)  # the newest piece, without its parts
         self._parts: list[Part] = []
         self._pieces: list[str] = []  # text that continues the last part
         self._emitted_length = 0  # characters of its text
@@ -86,22 +86,26 @@ class ArtifactBuffer:
         self._join_pieces()
         return tuple(self._parts)
 
-    def add(self, piece: A2AArtifact) -> list[Event]:
-        self._name, self._description = piece.name or self._name, piece.description or self._description
+    @property
+    def artifact(self) -> A2AArtifact:
+        return msgspec.structs.replace(self._header, parts=self.parts)
+
+    def add(self, piece: A2AArtifact, *, is_last: bool = False) -> list[Event]:
+        self._update_header(piece)
         for part in piece.parts:
             self._append(part)
         if not self._emits_events:
             return []
         self._emitted_length += _text_length(piece.parts)
         if not is_text(piece.parts):
-            return [self._artifact_event(piece.parts, append=True)]
+            return [self._artifact_event(piece.parts, append=True, **self._mark_last(is_last=is_last))]
         text = _concat_text(piece.parts)
-        return [token(text)] if text else []
+        return [self._token_event(text, is_last=is_last)] if text else []
 
     def replace(self, whole: A2AArtifact, *, is_complete: bool) -> list[Event]:
         """The whole artifact, perhaps repeated. One that is complete from the start is emitted as an artifact."""
         is_new, before = not self.size, self.parts if self._emits_events else ()
-        self._name, self._description = whole.name or self._name, whole.description or self._description
+        self._update_header(whole)
         self._parts, self._pieces, self.size = [], [], 0
         for part in whole.parts:
             self._append(part)
@@ -109,7 +113,7 @@ class ArtifactBuffer:
             return []
         if is_complete and is_new:
             self._emitted_length = _text_length(whole.parts)
-            return [self._artifact_event(self.parts)]
+            return [self._artifact_event(self.parts, **self._mark_last(is_last=True))]
         if self.parts == before:
             return []
         if not is_text(whole.parts) or not _concat_text(self.parts).startswith(_concat_text(before)):
@@ -117,7 +121,32 @@ class ArtifactBuffer:
             return [self._artifact_event(self.parts)]
         rest = _concat_text(whole.parts)[self._emitted_length :]
         self._emitted_length += len(rest)
-        return [token(rest)] if rest else []
+        return [self._token_event(rest, is_last=is_complete)] if rest else []
+
+    def _update_header(self, piece: A2AArtifact) -> None:
+        """A later piece may leave out what an earlier one said."""
+        known = self._header
+        self._header = A2AArtifact(
+            id=known.id,
+            name=piece.name or known.name,
+            description=piece.description or known.description,
+            metadata={**known.metadata, **piece.metadata},
+            extensions=piece.extensions or known.extensions,
+        )
+
+    def _token_event(self, text: str, *, is_last: bool) -> Event:
+        event = token(text)
+        if not self._names_artifacts:
+            return event
+        return Event(event.kind, {**event.data, **self._list_names(), **self._mark_last(is_last=is_last)})
+
+    def _mark_last(self, *, is_last: bool) -> dict[str, bool]:
+        return {"last_chunk": True} if is_last and self._names_artifacts else {}
+
+    def _list_names(self) -> dict[str, str]:
+        header = self._header
+        fields = {"artifact_id": header.id, "name": header.name, "description": header.description}
+        return {key: value for key, value in fields.items() if value}
 
     def _append(self, part: Part) -> None:
         """Text continues the last part if that is text; everything else is a part of its own."""
@@ -136,10 +165,7 @@ class ArtifactBuffer:
             self._pieces = []
 
     def _artifact_event(self, parts: Iterable[Part], **more: Any) -> Event:
-        fields = {"artifact_id": self._id, "name": self._name, "description": self._description}
-        return artifact_event(
-            {**{key: value for key, value in fields.items() if value}, "parts": parts_to_json(parts), **more}
-        )
+        return artifact_event({**self._list_names(), "parts": parts_to_json(parts), **more})
 
 
 def _continues_text(last: Part, part: Part) -> bool:
@@ -168,18 +194,37 @@ _MAX_ARTIFACTS = 10_000
 
 
 class ReplyBuffer:
-    def __init__(self, limit: int, task_id: str = "", context_id: str = "", *, emits_events: bool = True) -> None:
+    def __init__(
+        self,
+        limit: int,
+        task_id: str = "",
+        context_id: str = "",
+        *,
+        emits_events: bool = True,
+        names_artifacts: bool = False,
+    ) -> None:
         self.task_id = task_id
         self.context_id = context_id
         self.state: A2ATaskState = "unknown"
         self.status_parts: Parts = ()  # of the message with the current state
+        self.status_message: A2AMessage | None = None
+        self.message: A2AMessage | None = None  # the answer, if the agent made no task
+        self.metadata: dict[str, Any] = {}  # of the task
         self.last_message_parts: Parts = ()  # of the last message in the history
-        self.message_parts: Parts | None = None  # the answer, if the agent made no task
         self.is_done = False  # no more replies are expected in this call
         self._artifacts: dict[str, ArtifactBuffer] = {}
         self._size = 0
         self._limit = limit
         self._emits_events = emits_events  # whether the caller wants events
+        self._names_artifacts = names_artifacts
+
+    @property
+    def message_parts(self) -> Parts | None:
+        return None if self.message is None else self.message.parts
+
+    @property
+    def artifacts(self) -> tuple[A2AArtifact, ...]:
+        return tuple(each.artifact for each in self._artifacts.values())
 
     @property
     def needs_input(self) -> bool:
@@ -204,12 +249,13 @@ class ReplyBuffer:
         self.context_id = update.context_id or self.context_id
         match update:
             case A2AMessage():
-                self.message_parts, self.is_done = update.parts, True
+                self.message, self.is_done = update, True
                 return []
             case A2ATask():
                 return self._add_task(update)
             case TaskStatusUpdate():
                 self.task_id = update.task_id or self.task_id
+                self.metadata = {**self.metadata, **update.metadata}
                 events = self._set_status(update.status)
                 self.is_done = self.is_done or (update.is_last and update.status.state == "unknown")
                 return events
@@ -220,6 +266,7 @@ class ReplyBuffer:
 
     def _add_task(self, task: A2ATask) -> list[Event]:
         self.task_id = task.id or self.task_id
+        self.metadata = {**self.metadata, **task.metadata}
         last_message = task.last_agent_message
         self.last_message_parts = (last_message.parts if last_message else ()) or self.last_message_parts
         events = []
@@ -232,9 +279,13 @@ class ReplyBuffer:
         if buffer is None:
             if len(self._artifacts) >= _MAX_ARTIFACTS:
                 raise _reply_too_large()
-            buffer = self._artifacts[artifact.id] = ArtifactBuffer(artifact.id, emits_events=self._emits_events)
+            buffer = self._artifacts[artifact.id] = ArtifactBuffer(
+                artifact.id, emits_events=self._emits_events, names_artifacts=self._names_artifacts
+            )
         before = buffer.size
-        events = buffer.add(artifact) if append else buffer.replace(artifact, is_complete=is_complete)
+        events = (
+            buffer.add(artifact, is_last=is_complete) if append else buffer.replace(artifact, is_complete=is_complete)
+        )
         self._size += buffer.size - before
         if self._size > self._limit:
             raise _reply_too_large()
@@ -243,11 +294,13 @@ class ReplyBuffer:
     def _set_status(self, status: A2ATaskStatus) -> list[Event]:
         state, parts = status.state, status.parts
         has_changed = state != self.state or (bool(parts) and parts != self.status_parts)
-        self.state, self.status_parts = state, parts
+        self.state, self.status_parts, self.status_message = state, parts, status.message
         self.is_done = state in FINAL_TASK_STATES or state in INTERRUPTED_TASK_STATES
         if not has_changed or self.is_done or state == "unknown" or not self._emits_events:
             return []
-        more = {} if is_text(parts) else {"parts": parts_to_json(parts)}
+        more: dict[str, Any] = {} if is_text(parts) else {"parts": parts_to_json(parts)}
+        if self._names_artifacts:
+            more[AGENT_STATE_KEY] = state
         event = status_event("queued" if state == "submitted" else "running", join_text(parts) or None, **more)
         return [event, *(_tool_call_event(part) for part in parts if part.kind == "function_call")]
 

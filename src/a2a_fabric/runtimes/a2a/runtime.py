@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, CallerEmitter, Emit, join_text, make_propagation_headers
 from a2a_fabric.core.callbacks import Callback
-from a2a_fabric.core.content import join_text
-from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.pipeline import CallerEmitter, Emit
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.propagation import chain_to_metadata, new_id
+from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.core.trace import new_id
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
-from a2a_fabric.protocols.a2a.models import A2AMessage, SendOptions
-from a2a_fabric.protocols.a2a.states import A2ATaskState
-from a2a_fabric.runtimes.a2a import questions
-from a2a_fabric.runtimes.a2a.card import manifest_from_card
-from a2a_fabric.runtimes.a2a.client import RequestOptions
-from a2a_fabric.runtimes.a2a.connection import A2AConnection, connect, request_card
-from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
-from a2a_fabric.runtimes.a2a.messages import SKILL_KEY, parts_from_call
-from a2a_fabric.runtimes.a2a.push import PushReceiver
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2ATaskState, CallersMessage, SendOptions
+from a2a_fabric.runtimes.a2a.client import EXTENSION_HEADERS, RequestOptions, public_address
+from a2a_fabric.runtimes.a2a.connection import (
+    A2AConnection,
+    A2AEndpoint,
+    SkillInfo,
+    connect,
+    manifest_from_card,
+    request_card,
+)
+from a2a_fabric.runtimes.a2a.messages import (
+    SKILL_KEY,
+    original_from_buffer,
+    parse_continuation,
+    parts_from_answer,
+    parts_from_call,
+    raw_with_bound_text,
+    read_callers_message,
+    result_from_question,
+)
 from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
-from a2a_fabric.runtimes.a2a.task_follower import TaskFollower
+from a2a_fabric.runtimes.a2a.task_follower import PushReceiver, TaskFollower
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
-from a2a_fabric.runtimes.context_ids import ContextIds
-from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import find_answer
-from a2a_fabric.runtimes.remote_work import BackgroundCancels
+from a2a_fabric.runtimes.remote_work import BackgroundCancels, ContextIds
+from a2a_fabric.runtimes.upstream import check_probe_status
 
 _EXTRA_SECONDS = 10.0  # beyond the call's own deadline, which ends the call first
 _FAILURE_TEXTS: dict[A2ATaskState, str] = {
@@ -57,23 +65,64 @@ class A2ARuntime:
         self._must_always_stream = False  # the agent cannot list its tasks, so only a stream tells their ids
         self._refuses_push = False  # although its card announces push notifications
         self._loses_pushes = False
+        self._dead_urls: set[str] = set()  # of interfaces in the card that did not answer
+        self.health_reason: str | None = None
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         connection = await self._get_connection()
-        try:
-            return await self._run_call(connection, call, emit)
-        except FabricError as exc:
-            exc.details.setdefault("agent_id", self._manifest.agent_id)
-            if isinstance(exc, AgentOffline) or upstream_reason(exc) in UNKNOWN_METHOD_REASONS:
-                self._is_stale = True  # the agent may have moved: fetch its card again before the next call
-            raise
+        while True:
+            try:
+                return await self._run_call(connection, call, emit)
+            except FabricError as exc:
+                exc.details.setdefault("agent_id", self._manifest.agent_id)
+                if isinstance(exc, AgentOffline) or upstream_reason(exc) in UNKNOWN_METHOD_REASONS:
+                    self._is_stale = True  # the agent may have moved: fetch its card again before the next call
+                if not isinstance(exc, AgentOffline) or not await self._leave_interface(connection):
+                    raise
+            connection = await self._get_connection()
+
+    async def _leave_interface(self, connection: A2AConnection) -> bool:
+        """Whether the card has another interface to try after this one, which certainly did not get the request."""
+        if len({each.url for each in connection.card.interfaces}) < 2:
+            return False
+        self._dead_urls.add(connection.interface.url)
+        self._is_stale = True
+        with suppress(FabricError):
+            if (await self._get_connection()).interface.url not in self._dead_urls:
+                return True
+        self._dead_urls.clear()  # none answers: the next call begins with the first again
+        return False
 
     async def health(self) -> Status:
-        connection = await self._get_connection()
-        if connection.card_url is None:
-            return await connection.client.probe()
-        reply = await request_card(self._context.http, connection.card_url, self._endpoint.headers)
-        return check_probe_status(reply.status, connection.card_url)
+        """An agent that answers, though not at the interface that its card prefers, is degraded."""
+        self.health_reason = None
+        if self._dead_urls:
+            dead_urls, self._dead_urls = self._dead_urls, set()
+            self._is_stale = True  # the preferred interface may be back
+            self.health_reason = f"no answer from {', '.join(sorted(map(public_address, dead_urls)))}"
+        status = await self._probe(await self._get_connection())
+        if self._dead_urls:
+            return "degraded"
+        self.health_reason = None
+        return status
+
+    async def _probe(self, connection: A2AConnection) -> Status:
+        """Probe the card, and the interface if another server has it."""
+        card_status: Status = "unknown"
+        if connection.card_url is not None:
+            reply = await request_card(self._context.http, connection.card_url, self._endpoint.headers)
+            card_status = check_probe_status(reply.status, connection.card_url)
+            if public_address(connection.interface.url) == public_address(connection.card_url):
+                return card_status
+        try:
+            status = await connection.client.probe()
+            # A server that answers, though it has nothing at the mere base of its paths, is there as the card says.
+            return card_status if status == "unknown" else status
+        except AgentOffline:
+            if not await self._leave_interface(connection):
+                raise
+        self.health_reason = f"no answer from {public_address(connection.interface.url)}, which the card prefers"
+        return await self._probe(await self._get_connection())
 
     async def describe(self) -> Manifest:
         """The manifest, with the skills of the card as capabilities."""
@@ -102,7 +151,7 @@ class A2ARuntime:
 
     async def _connect(self) -> A2AConnection:
         previous = self._connection
-        self._connection = connection = await connect(self._endpoint, self._context, previous)
+        self._connection = connection = await connect(self._endpoint, self._context, previous, self._dead_urls)
         self._is_stale = False
         if previous is not None and previous.client is not connection.client:
             await previous.client.aclose()
@@ -124,7 +173,7 @@ class A2ARuntime:
             follower = self._make_follower(connection, message, call, listener, callback)
             await self._run_follower(follower, connection, call, listener)
         self._context_ids.remember(call, follower.buffer.context_id)
-        return _result_from_buffer(follower.buffer)
+        return _result_from_buffer(follower.buffer, keeps_original=bool(call.original))
 
     async def _run_follower(
         self, follower: TaskFollower, connection: A2AConnection, call: Call, listener: CallerEmitter
@@ -170,20 +219,31 @@ class A2ARuntime:
     def _make_follower(
         self, connection: A2AConnection, message: A2AMessage, call: Call, emit: Emit, callback: Callback | None
     ) -> TaskFollower:
-        request_options = _request_options(call)
+        callers_message = read_callers_message(call)
+        request_options = self._make_request_options(connection, call, callers_message)
         output_modes = connection.skill_info(call.target.capability).output_modes
+        if callers_message is not None:
+            output_modes = callers_message.output_modes or output_modes
         emits_events = call.response.stream
         receives_pushes = (
             emits_events and callback is not None and not connection.card.streaming and not self._loses_pushes
         )
         send_options = SendOptions(
-            output_modes=output_modes, blocking=self._should_block(connection, receives_pushes=receives_pushes)
+            output_modes=output_modes,
+            blocking=self._should_block(connection, receives_pushes=receives_pushes),
+            metadata=callers_message.metadata if callers_message is not None else {},
         )
         silence_timeout = None if self._loses_pushes else self._endpoint.look_seconds
         push_receiver = (
             PushReceiver(callback, silence_timeout, emits_events=emits_events) if callback is not None else None
         )
-        buffer = ReplyBuffer(self._context.reply_bytes, message.task_id, message.context_id, emits_events=emits_events)
+        buffer = ReplyBuffer(
+            self._context.reply_bytes,
+            message.task_id,
+            message.context_id,
+            emits_events=emits_events,
+            names_artifacts=bool(call.original),
+        )
         return TaskFollower(
             connection.client,
             message,
@@ -197,6 +257,8 @@ class A2ARuntime:
     def _make_message(self, connection: A2AConnection, call: Call) -> A2AMessage:
         name = call.target.capability
         skill_info = connection.skill_info(name)
+        if (callers_message := read_callers_message(call)) is not None:
+            return self._pass_on_message(callers_message, skill_info, call)
         parts = parts_from_call(call, self._full_manifest.find_capability(name), takes_json=skill_info.takes_json)
         metadata = chain_to_metadata(call.delegation_chain)
         if skill_info.skill is not None:
@@ -205,10 +267,38 @@ class A2ARuntime:
             id=new_id(), role="user", parts=parts, metadata=metadata, context_id=self._context_ids.find(call)
         )
 
+    def _pass_on_message(self, callers_message: CallersMessage, skill_info: SkillInfo, call: Call) -> A2AMessage:
+        raw = callers_message.message
+        metadata = {**(raw.get("metadata") or {}), **chain_to_metadata(call.delegation_chain)}
+        if callers_message.names_skill:
+            if skill_info.skill is not None:
+                metadata[SKILL_KEY] = skill_info.skill
+            if skill_info.takes_json:
+                capability = self._full_manifest.find_capability(call.target.capability)
+                raw = raw_with_bound_text(callers_message, call, capability)
+        return A2AMessage(
+            id=str(raw.get("messageId", "")),
+            role="user",
+            metadata=metadata,
+            raw=raw,
+            dialect=callers_message.dialect,
+            context_id=self._context_ids.find(call),
+        )
+
+    def _make_request_options(
+        self, connection: A2AConnection, call: Call, callers_message: CallersMessage | None
+    ) -> RequestOptions:
+        options = _request_options(call)
+        if callers_message is None or not callers_message.extensions:
+            return options
+        extensions = dict.fromkeys((*self._endpoint.extensions, *callers_message.extensions))
+        name = EXTENSION_HEADERS[connection.interface.version]
+        return msgspec.structs.replace(options, headers={**options.headers, name: ", ".join(extensions)})
+
     def _make_answer_message(self, answers: Answers, call: Call) -> A2AMessage:
-        continuation = questions.parse_continuation(answers)
+        continuation = parse_continuation(answers)
         answer = find_answer(answers)
-        parts = questions.parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
+        parts = parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
         metadata = chain_to_metadata(call.delegation_chain)
         return A2AMessage(
             id=new_id(),
@@ -242,11 +332,14 @@ def _request_options(call: Call) -> RequestOptions:
     )
 
 
-def _result_from_buffer(buffer: ReplyBuffer) -> Result:
+def _result_from_buffer(buffer: ReplyBuffer, *, keeps_original: bool) -> Result:
     """Raises UpstreamRefused for a task that did not succeed."""
     if buffer.needs_input:
-        return questions.result_from_question(buffer)
+        return result_from_question(buffer)
     if buffer.state in _FAILURE_TEXTS and buffer.message_parts is None:
         text = join_text(buffer.status_parts)
         raise UpstreamRefused((text or _FAILURE_TEXTS[buffer.state])[:500], state=buffer.state)
-    return result_from_parts(buffer.parts)
+    result = result_from_parts(buffer.parts)
+    if not keeps_original:
+        return result
+    return msgspec.structs.replace(result, original=original_from_buffer(buffer, result))

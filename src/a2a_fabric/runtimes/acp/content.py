@@ -12,14 +12,10 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import ATTACHMENTS, bind_arguments, part_kind_from_mime_type, parts_from_input
-from a2a_fabric.core.events import Event, artifact, status, token
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.call import ATTACHMENTS, Call, bind_arguments, part_kind_from_mime_type, parts_from_input
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.question import Answer, Answers
-from a2a_fabric.core.result import Result, make_input_required
-from a2a_fabric.runtimes.acp.models import ACPAwaitRequest, ACPMessage, ACPMessagePart, ACPRun
+from a2a_fabric.core.result import Answer, Answers, Event, Part, Result, artifact, make_input_required, status, token
+from a2a_fabric.runtimes.acp.client import ACPAwaitRequest, ACPMessage, ACPMessagePart, ACPRun
 from a2a_fabric.runtimes.prompt import (
     question_from_text,
     read_answer_content,

@@ -13,8 +13,8 @@ import msgspec
 from acp import schema
 
 from a2a_fabric.core.agent import Modality
-from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
+from a2a_fabric.core.result import Part
 
 ContentBlock = (
     schema.TextContentBlock

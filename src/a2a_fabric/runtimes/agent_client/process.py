@@ -13,9 +13,14 @@ from acp.meta import AGENT_METHODS, CLIENT_METHODS
 from pydantic import BaseModel, ValidationError
 
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, NotReached, UpstreamFailed, UpstreamRefused
-from a2a_fabric.runtimes.agent_client import permissions
 from a2a_fabric.runtimes.agent_client.content import ContentBlock
-from a2a_fabric.runtimes.agent_client.endpoint import AgentLaunchSettings, MCPServerConfig
+from a2a_fabric.runtimes.agent_client.endpoint import (
+    AgentLaunchSettings,
+    MCPServerConfig,
+    cancelled_outcome,
+    outcome_from_policy,
+    parse_request,
+)
 from a2a_fabric.runtimes.agent_client.jsonrpc import (
     AgentMessageHandler,
     AgentRPCError,
@@ -219,16 +224,16 @@ class AgentProcess(AgentMessageHandler):
 
     def on_request(self, method: str, params: Any, reply: SendReply) -> bool:
         """Only permission requests are supported: the agent gets neither files nor a terminal of this node."""
-        request = permissions.parse_request(params) if method == CLIENT_METHODS["session_request_permission"] else None
+        request = parse_request(params) if method == CLIENT_METHODS["session_request_permission"] else None
         if request is None:
             return False
         turn, policy = self._turns.get(request.session_id), self._launch_settings.permissions
         if turn is None:
-            reply(permissions.cancelled_outcome())
+            reply(cancelled_outcome())
         elif policy == "ask":
             turn.add_permission_request(request, params, reply)
         else:
-            reply(permissions.outcome_from_policy(request, policy))
+            reply(outcome_from_policy(request, policy))
             if policy == "deny":
                 turn.notes.append(f"permission was denied, as the manifest says: {request.title}")
         return True

@@ -1,34 +1,124 @@
-"""The Agent Client Protocol runtime: starts turns, waits for permissions, and cancels turns without a caller."""
+"""Runtime for agents that speak the Agent Client Protocol, as the coding agents of editors do.
+
+It starts turns, waits for permissions, and cancels turns without a caller. There is one agent session per
+conversation; the least recently used one is closed first. A session takes one turn at a time, so the next call
+of a conversation waits for the previous one. A call without a conversation gets a session of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, derive_conversation_id, owner_from_principal
-from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
-from a2a_fabric.core.delegation import chain_to_metadata
-from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    add_notes,
+    derive_conversation_id,
+    describe_unsupported_parts,
+    ignore_event,
+    owner_from_principal,
+    parts_from_input,
+)
+from a2a_fabric.core.errors import Conflict, FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pending_questions import PendingQuestions, unknown_continuation
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.propagation import chain_to_metadata
+from a2a_fabric.core.result import Answers, Result, make_input_required
 from a2a_fabric.runtimes.agent_client.content import (
     ContentBlock,
     blocks_from_parts,
     modalities_from_capabilities,
     text_block,
 )
+from a2a_fabric.runtimes.agent_client.endpoint import (
+    launch_settings_from_endpoint,
+    program_from_endpoint,
+    read_endpoint,
+    restarts_from_endpoint,
+)
+from a2a_fabric.runtimes.agent_client.jsonrpc import PipeLimits
 from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor
-from a2a_fabric.runtimes.agent_client.sessions import AgentSession, AgentSessions, ConversationKey
 from a2a_fabric.runtimes.agent_client.turn import PromptResponse, PromptTurn
-from a2a_fabric.runtimes.context import complete_manifest
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
 from a2a_fabric.runtimes.programs import ProgramSpec
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_format_instruction, build_prompt, find_json_object
+
+ConversationKey = str  # a conversation id that is bound to its caller
+
+_FORGOTTEN_NOTE = "the agent was restarted and has lost this conversation, so the conversation begins again"
+_AWAITS_ANSWER = "The agent waits for the answer to a question of its own in this conversation: answer that first"
+
+
+class AgentSession:
+    def __init__(self) -> None:
+        self.id = ""
+        self.process: AgentProcess | None = None
+        self.turn: PromptTurn | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        return not self._lock.locked()
+
+    async def acquire(self) -> None:
+        """Raises Conflict if the turn that uses the session waits for an answer."""
+        if self.turn is not None and self.turn.questions:
+            raise Conflict(_AWAITS_ANSWER)
+        await self._lock.acquire()
+
+    def release(self) -> None:
+        self.turn = None
+        self._lock.release()
+
+    async def attach(self, process: AgentProcess) -> tuple[str, ...]:
+        """Open or restore the session in this process; the notes say if its history was lost. Raises FabricError."""
+        if self.process is process:
+            return ()
+        has_history = self.id != ""
+        if not (has_history and await process.restore_session(self.id)):
+            self.id = await process.new_session()
+            self.process = process
+            return (_FORGOTTEN_NOTE,) if has_history else ()
+        self.process = process
+        return ()
+
+
+class AgentSessions:
+    """`close` is called for each session that no call can reach any more."""
+
+    def __init__(self, max_sessions: int, close: Callable[[AgentSession], None]) -> None:
+        self._max_sessions = max_sessions
+        self._close = close
+        self._by_key: OrderedDict[ConversationKey, AgentSession] = OrderedDict()
+
+    async def acquire(self, key: ConversationKey | None) -> AgentSession:
+        """The session of the conversation, once no other call uses it."""
+        session = AgentSession() if key is None else self._get_or_create(key)
+        await session.acquire()
+        return session
+
+    def release(self, session: AgentSession, key: ConversationKey | None) -> None:
+        session.release()
+        if key is None:
+            self._close(session)
+        else:
+            self._trim()
+
+    def _get_or_create(self, key: ConversationKey) -> AgentSession:
+        session = self._by_key.setdefault(key, AgentSession())
+        self._by_key.move_to_end(key)
+        return session
+
+    def _trim(self) -> None:
+        free = [key for key, session in self._by_key.items() if session.is_free]
+        for key in free[: max(0, len(self._by_key) - self._max_sessions)]:
+            self._close(self._by_key.pop(key))
+
 
 _START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting: a fallback can use the rest
 _PROTOCOL = "the agent"
@@ -216,3 +306,26 @@ class AgentClientRuntime:
 
 def _pending_key(call: Call) -> tuple[str, str]:
     return owner_from_principal(call.auth), call.target.capability
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> AgentClientRuntime:
+    """Raises BadInput for a bad endpoint."""
+    endpoint = read_endpoint(manifest)
+    program = program_from_endpoint(manifest.agent_id, endpoint, context)
+    launch_settings = launch_settings_from_endpoint(manifest.agent_id, endpoint, context)
+    pipe_limits = PipeLimits(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace)
+
+    def start_process(on_closed: Callable[[AgentProcess], None]) -> AgentProcess:
+        return AgentProcess(program, pipe_limits, launch_settings, on_closed)
+
+    return AgentClientRuntime(
+        manifest,
+        program,
+        AgentProcessSupervisor(manifest.agent_id, start_process, restarts_from_endpoint(endpoint)),
+        AgentTimeouts(answer_timeout=endpoint.answer_timeout, cancel_timeout=endpoint.cancel_timeout),
+        max_sessions=endpoint.max_sessions,
+        reply_bytes=context.reply_bytes,
+    )
+
+
+plugin = RuntimePlugin(build=build)

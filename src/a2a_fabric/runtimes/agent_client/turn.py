@@ -13,14 +13,16 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.events import Event, artifact, progress, status, token
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answer, Question
-from a2a_fabric.runtimes.agent_client import permissions
+from a2a_fabric.core.result import Answer, Event, Part, Question, artifact, progress, status, token
 from a2a_fabric.runtimes.agent_client.content import part_from_block
+from a2a_fabric.runtimes.agent_client.endpoint import (
+    PermissionRequest,
+    cancelled_outcome,
+    outcome_from_answer,
+    question_from_request,
+)
 from a2a_fabric.runtimes.agent_client.jsonrpc import SendReply
 
 _MAX_TITLES = 1000  # tools of one turn whose titles are remembered
@@ -122,7 +124,7 @@ class PromptResponse(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _PendingPermission(msgspec.Struct, frozen=True):
-    request: permissions.PermissionRequest
+    request: PermissionRequest
     question: Question
     reply: SendReply
 
@@ -199,24 +201,19 @@ class PromptTurn:
             if self._pending:
                 return None
 
-    def add_permission_request(
-        self, request: permissions.PermissionRequest, params: dict[str, Any], reply: SendReply
-    ) -> None:
+    def add_permission_request(self, request: PermissionRequest, params: dict[str, Any], reply: SendReply) -> None:
         """Keep the request as a question for the current caller."""
         if self.is_abandoned or len(self._pending) >= MAX_QUESTIONS:
-            reply(permissions.cancelled_outcome())
+            reply(cancelled_outcome())
             return
-        question = permissions.question_from_request(request, params)
+        question = question_from_request(request, params)
         self._pending[f"q{next(self._question_ids)}"] = _PendingPermission(request, question, reply)
         self._wake.set()
 
     def apply_answers(self, answers: Mapping[str, Answer]) -> None:
         """Raises BadInput, before any answer is sent to the agent, if one of them is invalid."""
         matching = {key: self._pending[key] for key in answers if key in self._pending}
-        outcomes = {
-            key: permissions.outcome_from_answer(key, pending.request, answers[key])
-            for key, pending in matching.items()
-        }
+        outcomes = {key: outcome_from_answer(key, pending.request, answers[key]) for key, pending in matching.items()}
         for key, outcome in outcomes.items():
             self._pending.pop(key).reply(outcome)
         if self._pending:
@@ -245,7 +242,7 @@ class PromptTurn:
 
     def _cancel_pending(self) -> None:
         for key in list(self._pending):
-            self._pending.pop(key).reply(permissions.cancelled_outcome())
+            self._pending.pop(key).reply(cancelled_outcome())
 
     def _fail(self, error: FabricError) -> None:
         self._failure = error

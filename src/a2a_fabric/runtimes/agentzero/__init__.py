@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.ports import Runtime
-from a2a_fabric.runtimes.agentzero.api import AgentZeroMessageRuntime
+from a2a_fabric.core.ports import Runtime, RuntimePlugin
+from a2a_fabric.runtimes.agentzero.api import AgentZeroFunctionRuntime, AgentZeroMessageRuntime, read_functions
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
 from a2a_fabric.runtimes.agentzero.fasta2a import FastA2ARuntime
-from a2a_fabric.runtimes.agentzero.rfc import AgentZeroFunctionRuntime, read_functions
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.upstream import JSONAPIClient, check_uri
 

@@ -1,4 +1,5 @@
-"""The endpoint of an Agent Zero in a manifest, and the client for API paths that differ between its versions."""
+"""What all ways to Agent Zero share: its endpoint in a manifest, API paths that differ between versions, and calls
+as plain text."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, add_notes, make_propagation_headers
+from a2a_fabric.core.result import Part, Result
 from a2a_fabric.outbound.port import HTTPReply
+from a2a_fabric.runtimes.prompt import build_format_instruction, build_prompt, find_json_object
 from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty
 
 
@@ -89,3 +92,32 @@ class VersionedPath:
         if second_reply.status not in _MISSING_STATUSES:
             self._path, self._other_path = self._other_path, self._path
         return second_reply
+
+
+def prompt_from_call(manifest: Manifest, call: Call) -> str:
+    """The call without its attachments."""
+    format_text = build_format_instruction(manifest.find_capability(call.target.capability))
+    return "\n\n".join(filter(None, (build_prompt(manifest, call), format_text)))
+
+
+def text_from_part(part: Part) -> str | None:
+    """None for a part that holds bytes, which text cannot carry."""
+    if part.blob is not None:
+        return None
+    if part.text is None and part.url is None:
+        return json_block(part.data if part.kind == "json" else {part.kind: part.data})
+    content, separator = (part.text, "\n") if part.text is not None else (part.url or "", " ")
+    return f"{part.name}:{separator}{content}" if part.name else content
+
+
+def json_block(value: Any) -> str:
+    return f"```json\n{msgspec.json.encode(value).decode()}\n```"
+
+
+def extract_object(result: Result, manifest: Manifest, call: Call) -> Result:
+    """If the capability declares an object and the answer is text, the object in that text."""
+    answer = result.data.get("answer")
+    if not isinstance(answer, str) or len(result.data) > 1:
+        return result
+    value, notes = find_json_object(answer, manifest.find_capability(call.target.capability))
+    return add_notes(result if value is None else Result(data=value, parts=result.parts), notes)

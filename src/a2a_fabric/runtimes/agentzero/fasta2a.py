@@ -14,28 +14,33 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import add_notes, describe_unsupported_parts, join_text, parts_from_input
-from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    add_notes,
+    describe_unsupported_parts,
+    join_text,
+    make_propagation_headers,
+    parts_from_input,
+)
 from a2a_fabric.core.errors import UpstreamFailed, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answers
-from a2a_fabric.core.result import Result, make_input_required
-from a2a_fabric.core.trace import new_id
+from a2a_fabric.core.propagation import chain_to_metadata, new_id
+from a2a_fabric.core.result import Answers, Part, Result, make_input_required
 from a2a_fabric.protocols.a2a.card import CARD_PATHS, A2ACard, read_card
 from a2a_fabric.protocols.a2a.decode import check_rpc_reply, parse_rpc_reply
 from a2a_fabric.protocols.a2a.errors import TASK_NOT_FOUND, upstream_reason
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2ATask, A2ATaskStatus, SendOptions
+from a2a_fabric.protocols.a2a.models import RUNNING_TASK_STATES, A2AMessage, A2ATask, A2ATaskStatus, SendOptions
 from a2a_fabric.protocols.a2a.render import RENDERERS
-from a2a_fabric.protocols.a2a.states import RUNNING_TASK_STATES
 from a2a_fabric.protocols.jsonrpc import encode_request
-from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
-from a2a_fabric.runtimes.agentzero.messages import extract_object, json_block, prompt_from_call, text_from_part
+from a2a_fabric.runtimes.agentzero.endpoint import (
+    AgentZeroEndpoint,
+    extract_object,
+    json_block,
+    prompt_from_call,
+    text_from_part,
+)
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.context_ids import ContextIds
-from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import (
     DEFAULT_CAPABILITY,
     find_answer,
@@ -43,8 +48,8 @@ from a2a_fabric.runtimes.prompt import (
     read_answer_content,
     result_from_messages,
 )
-from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
-from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, JSONAPIClient, decode_reply, is_success
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, ContextIds, poll_until
+from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, JSONAPIClient, check_probe_status, decode_reply, is_success
 
 _CARD_PATHS = CARD_PATHS[::-1]  # FastA2A before 0.6 knows only the older one
 _SEND_OPTIONS = SendOptions(output_modes=("text/plain", "application/json", "application/octet-stream"), blocking=False)

@@ -1,34 +1,104 @@
-"""The Claude Code runtime: starts the program in the agent's folder for each call, one at a time per conversation."""
+"""Runtime for agents that are folders for Claude Code: instructions in CLAUDE.md, MCP servers in .mcp.json.
+
+The program is started in the agent's folder for each call, one at a time per conversation. A session's id is
+derived from the conversation, so it is the same after a restart and on another node. Whether the session
+exists already is remembered, or found out by trying."""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
+from collections import OrderedDict
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
-from a2a_fabric.core.delegation import chain_to_environment
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    add_notes,
+    derive_conversation_id,
+    describe_unsupported_parts,
+    ignore_event,
+    parts_from_input,
+)
 from a2a_fabric.core.errors import AgentBusy, AgentOffline
-from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.propagation import chain_to_environment, format_traceparent
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import format_traceparent
-from a2a_fabric.runtimes.claude.command import ClaudeCallOptions, ClaudeInput, SessionMode, build_arguments, build_input
-from a2a_fabric.runtimes.claude.endpoint import ClaudeEndpoint, read_folder_info
-from a2a_fabric.runtimes.claude.output import (
+from a2a_fabric.runtimes.claude.command import (
+    ClaudeCallOptions,
+    ClaudeEndpoint,
+    ClaudeInput,
+    SessionMode,
+    build_arguments,
+    build_input,
+    program_from_endpoint,
+    read_endpoint,
+    read_folder_info,
+)
+from a2a_fabric.runtimes.claude.process import (
     ClaudeOutput,
+    ClaudeProcess,
+    ClaudeProcessLimits,
+    ClaudeVersionCheck,
+    error_from_exit,
     error_from_output,
     is_unknown_session,
     is_used_session,
     result_from_output,
 )
-from a2a_fabric.runtimes.claude.process import ClaudeProcess, ClaudeProcessLimits, ClaudeVersionCheck, error_from_exit
-from a2a_fabric.runtimes.claude.sessions import ClaudeSession, ClaudeSessions
-from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.programs import NodeMcpServer, ProcessStarter, ProgramSpec
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
+from a2a_fabric.runtimes.programs import NodeMcpServer, ProcessStarter, ProgramSpec, build_node_mcp_server
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_prompt
+
+_NAMESPACE = uuid.UUID("5a1c9a44-5a4c-4d3e-9d42-6f0f0a1f7c11")
+
+
+class ClaudeSession:
+    """Takes one turn at a time; `exit_task` ends the process of the previous turn."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.exists = False
+        self.lock = asyncio.Lock()
+        self.exit_task: asyncio.Task[None] | None = None
+
+    async def wait_idle(self) -> None:
+        """Wait until no process writes to the session any more."""
+        if self.exit_task is not None:
+            await asyncio.wait([self.exit_task])
+
+
+class ClaudeSessions:
+    """The sessions by conversation; the least recently used one is forgotten first."""
+
+    def __init__(self, agent_id: str, max_sessions: int) -> None:
+        self._agent_id = agent_id
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[str, ClaudeSession] = OrderedDict()
+
+    def get_or_create(self, call: Call) -> ClaudeSession | None:
+        """None for a call without a conversation. Two callers with the same conversation id get two sessions."""
+        conversation_id = derive_conversation_id(call)
+        if conversation_id is None:
+            return None
+        session_id = str(uuid.uuid5(_NAMESPACE, msgspec.json.encode([self._agent_id, conversation_id]).decode()))
+        session = self._sessions.setdefault(session_id, ClaudeSession(session_id))
+        self._sessions.move_to_end(session_id)
+        self._trim()
+        return session
+
+    def _trim(self) -> None:
+        """Sessions in use and the newest ones stay."""
+        if len(self._sessions) <= self._max_sessions:
+            return
+        idle = [key for key, session in self._sessions.items() if not session.lock.locked()][:-1]
+        for key in idle[: len(self._sessions) - self._max_sessions]:
+            del self._sessions[key]
+
 
 _PROTOCOL = "Claude Code"
 _SESSION_LOST_NOTE = "the session of this conversation was lost; it begins again"
@@ -197,3 +267,18 @@ class ClaudeRuntime:
         exit_task.add_done_callback(lambda _: self._processes.discard(process))
         if session is not None:
             session.exit_task = exit_task
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> ClaudeRuntime:
+    """Raises BadInput for a bad endpoint."""
+    endpoint = read_endpoint(manifest)
+    return ClaudeRuntime(
+        manifest,
+        endpoint,
+        program_from_endpoint(manifest.agent_id, endpoint, context),
+        ClaudeProcessLimits(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace),
+        build_node_mcp_server(context.environ) if endpoint.offer_node else None,
+    )
+
+
+plugin = RuntimePlugin(build=build)

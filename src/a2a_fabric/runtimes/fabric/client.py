@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Call, derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id, hide_views
 from a2a_fabric.core.errors import (
     AgentOffline,
     DelegationRefused,
@@ -19,9 +19,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_code,
 )
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Questions
-from a2a_fabric.core.result import Fallback
+from a2a_fabric.core.result import Fallback, Part, Questions
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
 from a2a_fabric.runtimes.upstream import STATUS_ERRORS, error_from_outbound, error_from_status, read_bounded
@@ -98,7 +96,7 @@ def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str
         "format": call.response.format,
         "timeout_ms": reduce_timeout(call.target.timeout_ms),
         "trace": {"trace_id": call.trace.trace_id, "span_id": call.trace.span_id},
-        "on_behalf_of": call.on_behalf_of or call.auth,
+        "on_behalf_of": call.on_behalf_of or hide_views(call.auth),
     }
     optional_arguments = {
         "attachments": call.input.attachments,

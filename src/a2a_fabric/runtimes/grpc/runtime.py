@@ -8,25 +8,46 @@ trace is sent as metadata."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-try:
-    import grpc
-    import grpc.aio
-except ModuleNotFoundError as exc:
-    raise ImportError("it needs grpcio, which comes with: pip install 'a2a-fabric[grpc]'") from exc
+import grpc
+import grpc.aio
+import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import bind_arguments
-from a2a_fabric.core.delegation import make_propagation_headers
-from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.agent import Capability, Manifest, Status
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    Input,
+    Principal,
+    bind_arguments,
+    derive_conversation_id,
+    make_propagation_headers,
+    parts_from_input,
+)
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    BadInput,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    error_from_agent,
+)
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.result import (
+    EVENT_KINDS,
+    Answers,
+    Event,
+    Part,
+    Question,
+    Result,
+    make_input_required,
+    to_json_object,
+)
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.grpc.channel import (
     GRPCConnection,
@@ -36,14 +57,183 @@ from a2a_fabric.runtimes.grpc.channel import (
     is_unreachable,
     read_address,
 )
-from a2a_fabric.runtimes.grpc.conversion import (
-    event_from_message,
-    manifest_from_description,
-    request_from_call,
-    result_from_outcome,
-)
+from a2a_fabric.runtimes.proto import messages
 from a2a_fabric.runtimes.proto.messages import DescribeRequest, HealthRequest, Outcome, StreamItem
 from a2a_fabric.runtimes.remote_work import OutputLimit
+
+T = TypeVar("T")
+_MALFORMED = (msgspec.DecodeError, RecursionError)
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+_AUTH = ("principal_id", "agent_passport_id", "signature", "key_id", "delegate_id", "mandate_id", "cog_id")
+
+
+def request_from_call(call: Call, arguments: dict[str, Any]) -> messages.CallRequest:
+    """Raises BadInput for values that protobuf or JSON cannot hold."""
+    try:
+        return messages.CallRequest(
+            trace=messages.Trace(
+                trace_id=call.trace.trace_id,
+                span_id=call.trace.span_id,
+                parent_span_id=call.trace.parent_span_id or "",
+            ),
+            auth=_to_auth(call.auth),
+            target=messages.Target(
+                agent_id=call.target.agent_id, capability=call.target.capability, timeout_ms=call.target.timeout_ms
+            ),
+            input=_to_input(call.input, arguments),
+            response=messages.ResponseForm(stream=call.response.stream, format=call.response.format),
+            answers=_to_answers(call.answers) if call.answers else None,
+            conversation_id=derive_conversation_id(call) or "",
+            delegation_chain=call.delegation_chain or (),
+            on_behalf_of=_to_auth(call.on_behalf_of) if call.on_behalf_of else None,
+        )
+    except _UNENCODABLE as exc:
+        raise BadInput(f"The call cannot be sent by gRPC: {exc}"[:300]) from exc
+
+
+def _to_auth(principal: Principal) -> messages.Auth:
+    auth = messages.Auth(mode=principal.mode, trust=principal.trust, **{n: getattr(principal, n) for n in _AUTH})
+    for name in ("cap", "scp"):
+        if (scopes := getattr(principal, name)) is not None:
+            getattr(auth, name).CopyFrom(messages.Scopes(names=scopes))
+    return auth
+
+
+def _to_input(call_input: Input, arguments: dict[str, Any]) -> messages.Input:
+    return messages.Input(
+        arguments_json=_encode_json(arguments),
+        task=call_input.task,
+        context_json=_encode_json(call_input.context),
+        attachments=[_to_part(part) for part in parts_from_input(call_input)],
+    )
+
+
+def _to_part(part: Part) -> messages.Part:
+    message = messages.Part(kind=part.kind, mime_type=part.mime_type, name=part.name)
+    if part.meta:
+        message.meta_json = _encode_json(part.meta)
+    if part.text is not None:
+        message.text = part.text
+    elif part.url is not None:
+        message.url = part.url
+    elif part.blob is not None:
+        message.blob = base64.b64decode(part.blob, validate=True)
+    else:
+        message.data_json = _encode_json(part.data)
+    return message
+
+
+def _to_answers(answers: Answers) -> messages.Answers:
+    by_key = {
+        key: messages.Answer(action=each.action, content_json=_encode_json(each.content))
+        for key, each in answers.answers.items()
+    }
+    return messages.Answers(continuation=answers.continuation, answers=by_key)
+
+
+def result_from_outcome(outcome: messages.Outcome) -> Result:
+    """Raises the agent's error, or UpstreamFailed for an outcome that cannot be read."""
+    match outcome.WhichOneof("outcome"):
+        case "result":
+            reply = outcome.result
+            data = to_json_object(_decode_json(reply.data_json, Any, "the result")) if reply.data_json else {}
+            return Result(
+                data=data, parts=tuple(_part_from_message(part) for part in reply.parts), notes=tuple(reply.notes)
+            )
+        case "error":
+            raise _error_from_message(outcome.error)
+        case "input_required":
+            questions = {key: _question_from_message(each) for key, each in outcome.input_required.questions.items()}
+            return make_input_required(questions, outcome.input_required.continuation)
+    raise UpstreamFailed("The agent answered with neither a result nor an error")
+
+
+def _error_from_message(error: messages.Error) -> FabricError:
+    details = (
+        _decode_json(error.details_json, dict[str, Any], "the details of its error") if error.details_json else None
+    )
+    return error_from_agent(error.code, error.message[:1000] or "The agent reported an error", details)
+
+
+def _part_from_message(part: messages.Part) -> Part:
+    content: dict[str, Any] = {}
+    match part.WhichOneof("content"):
+        case "text":
+            content["text"] = part.text
+        case "url":
+            content["url"] = part.url
+        case "blob":
+            content["blob"] = base64.b64encode(part.blob).decode("ascii")
+        case "data_json":
+            content["data"] = _decode_json(part.data_json, Any, "a part")
+        case _:
+            content["text"] = ""
+    meta = _decode_json(part.meta_json, dict[str, Any], "a part") if part.meta_json else {}
+    mime_type = part.mime_type if part.HasField("mime_type") else None
+    name = part.name if part.HasField("name") else None
+    return _convert({"kind": part.kind, **content, "mime_type": mime_type, "name": name, "meta": meta}, Part, "a part")
+
+
+def _question_from_message(message: messages.Question) -> Question:
+    schema = _decode_json(message.schema_json, dict[str, Any], "a question") if message.schema_json else None
+    params = _decode_json(message.params_json, dict[str, Any], "a question") if message.params_json else {}
+    fields = {"kind": message.kind or "form", "message": message.message, "schema": schema, "params": params}
+    return _convert(fields, Question, "a question")
+
+
+def event_from_message(event: messages.Event) -> Event | None:
+    """None for an unknown kind and for questions, which are part of the outcome."""
+    if event.kind not in EVENT_KINDS or event.kind == "input_required":
+        return None
+    data = _decode_json(event.data_json, dict[str, Any], "an event") if event.data_json else {}
+    return Event(event.kind, data)  # type: ignore[arg-type]  # checked against EVENT_KINDS
+
+
+def manifest_from_description(description: messages.Description, manifest: Manifest) -> Manifest:
+    """The manifest, completed by the agent's own description."""
+    return Manifest(
+        agent_id=manifest.agent_id,
+        endpoint=manifest.endpoint,
+        display_name=description.display_name,
+        description=description.description,
+        version=description.version,
+        tags=tuple(description.tags),
+        capabilities=tuple(_capability_from_message(each) for each in description.capabilities),
+    )
+
+
+def _capability_from_message(message: messages.Capability) -> Capability:
+    fields: dict[str, Any] = {
+        "name": message.name,
+        "description": message.description,
+        "streaming": message.streaming,
+        "idempotent": message.idempotent if message.HasField("idempotent") else None,
+        "max_timeout_ms": message.max_timeout_ms if message.HasField("max_timeout_ms") else None,
+    }
+    for name, text in (("input_schema", message.input_schema_json), ("output_schema", message.output_schema_json)):
+        fields[name] = _decode_json(text, dict[str, Any], "a schema") if text else None
+    if message.modalities:
+        fields["modalities"] = list(message.modalities)
+    return _convert(fields, Capability, f"capability '{message.name[:128]}'")
+
+
+def _encode_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decode_json(text: str, kind: Any, subject: str) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except _MALFORMED as exc:
+        raise UpstreamFailed(f"The agent sent {subject} that cannot be read: {exc}"[:300]) from exc
+
+
+def _convert(fields: dict[str, Any], kind: type[T], subject: str) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as exc:
+        raise UpstreamFailed(f"The agent sent {subject} that cannot be read: {exc}"[:300]) from exc
+
 
 _PROBE_TIMEOUT = 5.0
 _STATUS: dict[str, Status] = {"online": "online", "degraded": "degraded", "offline": "offline"}

@@ -1,37 +1,36 @@
 """Runtime: any other HTTP API as an agent.
 
 An `APIAdapter` builds its requests, from templates in the manifest or from its OpenAPI document.
-A `ReplyReader` turns its replies into results. The caller keeps the deadline."""
+A `ReplyReader` turns its replies into results. The caller keeps the deadline. The module is imported only
+when an agent is used that does not follow the plain contract."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import add_notes
-from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.call import Call, Emit, add_notes, make_propagation_headers
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.core.result import Event, Result, to_json_object
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.http import contract, media
-from a2a_fabric.runtimes.http.contract import EVENT_BYTES
-from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
-from a2a_fabric.runtimes.http.expressions import ExpressionParser
+from a2a_fabric.runtimes.http import media
+from a2a_fabric.runtimes.http.endpoint import ExpressionParser, HTTPEndpoint
+from a2a_fabric.runtimes.http.openapi.adapter import OpenAPIAdapter
 from a2a_fabric.runtimes.http.polling import ResultPoller
-from a2a_fabric.runtimes.probe import build_health_url, probe_page
+from a2a_fabric.runtimes.http.runtime import EVENT_BYTES, error_from_reply, relay_events, result_from_reply
+from a2a_fabric.runtimes.http.templates import APIAdapter, APIRequest, TemplateAdapter
 from a2a_fabric.runtimes.remote_work import StreamText
 from a2a_fabric.runtimes.upstream import (
+    build_health_url,
     decode_json,
     error_from_outbound,
     error_from_status,
+    probe_page,
     read_bounded,
     redact_url,
 )
@@ -39,40 +38,6 @@ from a2a_fabric.runtimes.upstream import (
 _ACCEPT = "application/json, */*;q=0.8"
 _ACCEPT_EVENTS = "text/event-stream, application/json;q=0.5"
 _CALLER_ERROR_STATUSES = (400, 422)
-
-
-class APIRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the API; `notes` name the parts of the call that it cannot hold."""
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    body: bytes | None = None
-    notes: tuple[str, ...] = ()
-    follows_contract: bool = False  # the request follows the plain contract, so the reply may too
-    expects_json: bool = False  # a reply of another type is an error
-
-
-class APIAdapter(Protocol):
-    """Builds the requests to one API."""
-
-    streams: bool  # whether an event stream may be requested without a template for it
-
-    async def build_request(self, call: Call) -> APIRequest:
-        """Raises FabricError; BadInput for a call that cannot be put into a request."""
-        ...
-
-    async def describe(self) -> Manifest:
-        """The manifest with the description that the API publishes. Raises FabricError."""
-        ...
-
-    async def get_address(self) -> str:
-        """An address of the API. Raises FabricError."""
-        ...
-
-    async def probe(self) -> Status:
-        """Check that the API is reachable without calling it. Raises FabricError."""
-        ...
 
 
 class ReplyReader:
@@ -99,14 +64,14 @@ class ReplyReader:
             return Result(data=to_json_object(self._reply_expression.find(decode_json(reply.body))))
         kind = media.read_media_type(reply)
         if request.follows_contract and (not kind or media.is_json_type(kind)):
-            return contract.result_from_reply(reply.status, reply.body)
+            return result_from_reply(reply.status, reply.body)
         if request.expects_json and reply.body:
             return Result(data=to_json_object(decode_json(reply.body)))
         return media.result_from_media(reply)
 
     def _error_from_reply(self, reply: HTTPReply, follows_contract: bool) -> FabricError:
         if follows_contract and self._error_expression is None:
-            contract_error = contract.error_from_reply(reply.status, reply.body)
+            contract_error = error_from_reply(reply.status, reply.body)
             if "status" not in contract_error.details:  # the reply is an error of the plain contract
                 return contract_error
         error_value = (
@@ -194,7 +159,7 @@ class APIRuntime:
             if is_stream and 200 <= streamed.status < 300:
                 if self._reader.has_tokens:
                     return await self._reader.read_events(streamed, emit, self._reply_bytes)
-                return await contract.relay_events(streamed, emit, self._reply_bytes)
+                return await relay_events(streamed, emit, self._reply_bytes)
             body = await read_bounded(streamed, self._reply_bytes)
             reply = HTTPReply(streamed.status, streamed.headers, body)
         return await self._read_answer(reply, request, headers, emit)
@@ -222,3 +187,16 @@ def _decode_json_or_none(body: bytes) -> Any:
 
 def _to_sentence(value: Any) -> str:
     return media.find_reason(value)[:500] or "The agent reported an error"
+
+
+def build_api_runtime(manifest: Manifest, endpoint: HTTPEndpoint, context: RuntimeContext) -> APIRuntime:
+    expressions = ExpressionParser(pointers_only=context.guard is not None)
+    return APIRuntime(
+        endpoint,
+        OpenAPIAdapter(manifest, endpoint, context)
+        if endpoint.openapi
+        else TemplateAdapter(manifest, endpoint, context.http),
+        ReplyReader(endpoint, expressions),
+        ResultPoller(manifest.agent_id, context.http, endpoint.poll, context.reply_bytes, expressions),
+        context,
+    )

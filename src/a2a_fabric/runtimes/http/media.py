@@ -13,9 +13,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from a2a_fabric.core.content import part_kind_from_mime_type
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.core.call import part_kind_from_mime_type
+from a2a_fabric.core.result import Part, Result, to_json_object
 from a2a_fabric.outbound.port import HTTPReply
 from a2a_fabric.runtimes.upstream import decode_json
 

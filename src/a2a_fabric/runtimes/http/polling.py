@@ -15,13 +15,12 @@ from urllib.parse import urljoin
 
 import msgspec
 
+from a2a_fabric.core.call import CallerEmitter, Emit
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.events import progress
-from a2a_fabric.core.pipeline import CallerEmitter, Emit
+from a2a_fabric.core.result import progress
+from a2a_fabric.outbound.guard import parse_url
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
-from a2a_fabric.outbound.url import parse_url
-from a2a_fabric.runtimes.http.endpoint import PollSettings
-from a2a_fabric.runtimes.http.expressions import ExpressionParser
+from a2a_fabric.runtimes.http.endpoint import ExpressionParser, PollSettings
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, PollPace, poll_until
 from a2a_fabric.runtimes.upstream import STATUS_ERRORS, decode_json, error_from_outbound, error_from_status, redact_url
 

@@ -1,8 +1,11 @@
 """Runtime: an agent that takes a JSON POST and answers with JSON, or with server-sent events.
 
-This module is the fast path for agents that follow the plain contract (`contract`). All other
-APIs go through `api`, with requests built from a template (`templates`) or from an OpenAPI
-document (`openapi`). Replies that come later are polled for (`polling`)."""
+This module is the fast path for agents that follow the plain contract: the request is
+`{"name": CAPABILITY, "arguments": {…}}` with the rest of the envelope beside it; the answer is
+`{"ok": true, "result": {…}}` or `{"ok": false, "error": {…}}`. `parts` may stand beside the result, and a
+result with `input_required` is a question. Anything else is taken as the result. A stream ends with the
+event `final`, which holds the same. All other APIs go through `api`, with requests built from a template
+(`templates`) or from an OpenAPI document (`openapi`). Replies that come later are polled for (`polling`)."""
 
 from __future__ import annotations
 
@@ -11,24 +14,200 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import bind_arguments
-from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.delegation import make_propagation_headers
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.lazy_import import load_module
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.core.ports import Runtime
-from a2a_fabric.core.result import Result
-from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    Principal,
+    bind_arguments,
+    derive_conversation_id,
+    hide_views,
+    make_propagation_headers,
+)
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
+from a2a_fabric.core.ports import Runtime, RuntimePlugin, load_module
+from a2a_fabric.core.result import EVENT_KINDS, Event, Question, Result, make_input_required, to_json_object
+from a2a_fabric.core.tasks import Deadline
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.http.contract import EnvelopeEncoder, error_from_reply, relay_events, result_from_reply
-from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint, read_endpoint
-from a2a_fabric.runtimes.http.expressions import ExpressionParser
+from a2a_fabric.runtimes.http.endpoint import ExpressionParser, HTTPEndpoint, read_endpoint
 from a2a_fabric.runtimes.http.polling import ResultPoller
-from a2a_fabric.runtimes.probe import probe_agent
-from a2a_fabric.runtimes.upstream import error_from_outbound, fetch_manifest, read_bounded, redact_url
+from a2a_fabric.runtimes.remote_work import StreamText
+from a2a_fabric.runtimes.upstream import (
+    convert_parts,
+    decode_json,
+    error_from_outbound,
+    error_from_status,
+    fetch_manifest,
+    probe_agent,
+    read_bounded,
+    redact_url,
+)
+
+EVENT_BYTES = 1024 * 1024  # at least; the last event may be as large as a reply
+_MAX_CACHED_PRINCIPALS = 100
+
+
+class _Reply(msgspec.Struct):
+    ok: bool | None = None
+    result: Any = msgspec.UNSET
+    error: Any = None
+    parts: Any = None
+    artifacts: Any = None
+    notes: Any = None
+
+
+class _StreamEvent(msgspec.Struct):
+    event: str
+    data: dict[str, Any] = {}
+
+
+_reply_decoder = msgspec.json.Decoder(_Reply)
+_event_decoder = msgspec.json.Decoder(_StreamEvent)
+
+
+class EnvelopeEncoder:
+    """Encodes calls as request bodies."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._principals: dict[int, tuple[Principal, msgspec.Raw]] = {}
+
+    def encode(self, call: Call, arguments: dict[str, Any]) -> bytes:
+        body = {
+            "name": call.target.capability,
+            "arguments": arguments,
+            "trace": call.trace,
+            "auth": self._encode_principal(call.auth),
+            "target": call.target,
+            "response": call.response,
+            "delegation_chain": call.delegation_chain or (),
+        }
+        if call.answers or call.conversation_id or call.input.attachments or call.on_behalf_of:
+            body |= _optional_fields(call, arguments)
+        return self._encoder.encode(body)
+
+    def _encode_principal(self, principal: Principal) -> msgspec.Raw:
+        """Encoded once per principal, because most calls come from a few principals."""
+        cached = self._principals.get(id(principal))
+        if cached is None or cached[0] is not principal:
+            if len(self._principals) >= _MAX_CACHED_PRINCIPALS:
+                self._principals.clear()
+            encoded = msgspec.Raw(self._encoder.encode(hide_views(principal)))
+            cached = self._principals[id(principal)] = (principal, encoded)
+        return cached[1]
+
+
+def _optional_fields(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The fields that few calls have. Without a schema, attachments are among the arguments."""
+    attachments = call.input.attachments if "attachments" not in arguments else ()
+    fields = {
+        "attachments": attachments,
+        "answers": call.answers,
+        "conversation_id": derive_conversation_id(call),
+        "on_behalf_of": call.on_behalf_of,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def result_from_reply(status: int, body: bytes) -> Result:
+    """Raises FabricError: the error that the agent reports, or one made from the HTTP status."""
+    if not 200 <= status < 300:  # redirects included: they are never followed
+        raise error_from_reply(status, body)
+    try:
+        reply = _reply_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Result(data=to_json_object(decode_json(body)))
+    if reply.ok is False:
+        raise error_from_report(reply.error)
+    if reply.ok is None or reply.result is msgspec.UNSET:
+        return _build_result(to_json_object(decode_json(body)), _Reply())
+    return _build_result(to_json_object(reply.result), reply)
+
+
+def error_from_reply(status: int, body: bytes) -> FabricError:
+    try:
+        reply = _reply_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        reply = _Reply()
+    return (
+        error_from_report(reply.error) if reply.ok is False and reply.error is not None else error_from_status(status)
+    )
+
+
+def error_from_report(error: Any) -> FabricError:
+    """An error as an agent reports it: an object with a code, or a sentence."""
+    if not isinstance(error, dict):
+        return UpstreamRefused(str(error)[:500] if error else "The agent reported an error without saying which")
+    details = error.get("details")
+    message = str(error.get("message", "The agent reported an error"))[:500]
+    return error_from_agent(str(error.get("code", "")), message, details if isinstance(details, dict) else None)
+
+
+def _build_result(data: dict[str, Any], extras: _Reply) -> Result:
+    """The answer with its parts, which most answers do not have."""
+    if "input_required" in data and (question_result := _build_question_result(data["input_required"])) is not None:
+        return question_result
+    if extras.parts is None and extras.artifacts is None and extras.notes is None:
+        return Result(data=data)
+    if isinstance(extras.artifacts, list) and extras.artifacts:
+        data = {"artifacts": extras.artifacts, **data}
+    notes = tuple(str(note)[:500] for note in extras.notes[:100]) if isinstance(extras.notes, list) else ()
+    return Result(data=data, parts=convert_parts(extras.parts), notes=notes)
+
+
+def _build_question_result(input_required: Any) -> Result | None:
+    """A question, if it has the continuation that an answer needs."""
+    if not isinstance(input_required, dict) or not isinstance(input_required.get("continuation"), str):
+        return None
+    message = str(input_required.get("message") or "The agent needs more information")[:2000]
+    try:
+        questions = msgspec.convert(input_required.get("questions") or {}, dict[str, Question])
+    except msgspec.ValidationError as exc:
+        raise UpstreamFailed(f"The agent's questions cannot be read: {exc}"[:300]) from exc
+    return make_input_required(
+        questions or {"answer": Question(kind="form", message=message)}, input_required["continuation"]
+    )
+
+
+async def relay_events(reply: StreamedReply, emit: Emit, limit: int) -> Result:
+    """Forward events in order of arrival until `final`; a stream of text alone is an answer too."""
+    stream_text = StreamText(limit)
+    parser = sse.SSEParser(max(EVENT_BYTES, limit))
+    async for chunk in reply.chunks():
+        for data in parser.feed(chunk):
+            stream_event = _decode_event(data)
+            if stream_event.event == "final":
+                return _result_from_final(stream_event.data, stream_text)
+            if stream_event.event in EVENT_KINDS:
+                stream_event.data.pop("trace", None)
+                if stream_event.event == "token":
+                    stream_text.add(str(stream_event.data.get("text", "")))
+                await emit(Event(stream_event.event, stream_event.data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
+    for data in parser.flush():
+        stream_event = _decode_event(data)
+        if stream_event.event == "final":
+            return _result_from_final(stream_event.data, stream_text)
+    raise UpstreamInterrupted("The agent's stream ended before its final event")
+
+
+def _decode_event(data: bytes) -> _StreamEvent:
+    try:
+        return _event_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300]) from exc
+
+
+def _result_from_final(data: dict[str, Any], stream_text: StreamText) -> Result:
+    if data.get("ok") is False:
+        raise error_from_report(data.get("error"))
+    data.pop("trace", None)
+    if "result" not in data:
+        answer = {name: value for name, value in data.items() if name != "ok"}
+        return _build_result(answer or ({"answer": stream_text.text} if stream_text.text else {}), _Reply())
+    extras = _Reply(parts=data.get("parts"), artifacts=data.get("artifacts"), notes=data.get("notes"))
+    answer = to_json_object(data["result"])
+    return _build_result(answer or ({"answer": stream_text.text} if stream_text.text else {}), extras)
 
 
 class HTTPRuntime:
@@ -108,7 +287,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
     endpoint = read_endpoint(manifest)
     if endpoint.is_plain:
         return HTTPRuntime(manifest, endpoint, context.http, context.reply_bytes)
-    runtime: Runtime = load_module("a2a_fabric.runtimes.http.api_factory").runtime_for(manifest, endpoint, context)
+    runtime: Runtime = load_module("a2a_fabric.runtimes.http.api").build_api_runtime(manifest, endpoint, context)
     return runtime
 
 

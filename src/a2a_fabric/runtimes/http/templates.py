@@ -8,22 +8,19 @@ attachments, capability, agent_id, conversation_id, trace_id, stream; dots go de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call, bind_to_caller
-from a2a_fabric.core.content import bind_arguments, describe_unsupported_parts, parts_from_input
+from a2a_fabric.core.call import Call, bind_arguments, bind_to_caller, describe_unsupported_parts, parts_from_input
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.runtimes.http.api import APIRequest
-from a2a_fabric.runtimes.http.contract import EnvelopeEncoder
 from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
-from a2a_fabric.runtimes.probe import probe_agent, probe_resource
-from a2a_fabric.runtimes.upstream import fetch_manifest
+from a2a_fabric.runtimes.http.runtime import EnvelopeEncoder
+from a2a_fabric.runtimes.upstream import fetch_manifest, probe_agent, probe_resource
 
 _NAME = r"[a-z_]+(?:\.[A-Za-z0-9_-]+)*"
 _WHOLE_REFERENCE = re.compile(rf"\$({_NAME})(\?)?")
@@ -31,6 +28,40 @@ _EMBEDDED_REFERENCE = re.compile(rf"\$\{{({_NAME})\}}")
 _OMITTED = object()
 
 TemplateValues = dict[str, Any]
+
+
+class APIRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the API; `notes` name the parts of the call that it cannot hold."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    notes: tuple[str, ...] = ()
+    follows_contract: bool = False  # the request follows the plain contract, so the reply may too
+    expects_json: bool = False  # a reply of another type is an error
+
+
+class APIAdapter(Protocol):
+    """Builds the requests to one API."""
+
+    streams: bool  # whether an event stream may be requested without a template for it
+
+    async def build_request(self, call: Call) -> APIRequest:
+        """Raises FabricError; BadInput for a call that cannot be put into a request."""
+        ...
+
+    async def describe(self) -> Manifest:
+        """The manifest with the description that the API publishes. Raises FabricError."""
+        ...
+
+    async def get_address(self) -> str:
+        """An address of the API. Raises FabricError."""
+        ...
+
+    async def probe(self) -> Status:
+        """Check that the API is reachable without calling it. Raises FabricError."""
+        ...
 
 
 def build_template_values(call: Call, arguments: dict[str, Any]) -> TemplateValues:

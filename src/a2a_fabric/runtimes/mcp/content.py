@@ -5,6 +5,7 @@ module, and fields that a newer protocol revision adds are ignored."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, SideEffects
-from a2a_fabric.core.content import result_from_parts
+from a2a_fabric.core.call import result_from_parts
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -32,13 +33,13 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.events import Event, progress, status
-from a2a_fabric.core.result import Result, to_json_object
-from a2a_fabric.protocols.mcp.content import McpContentBlock, collect_block_meta, part_from_block
+from a2a_fabric.core.result import Event, Part, Result, progress, status, to_json_object
+from a2a_fabric.protocols.mcp.content import McpContentBlock, collect_block_meta, mark_owner, part_from_block
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
 
 _NAME_LENGTH = 256
 _MAX_ERROR_TEXT = 2000  # characters of a server's error text
+_MAX_LOG_DATA = 16 * 1024  # characters of the data of a log message; of longer data only the beginning is kept, as text
 _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exist)\b", re.IGNORECASE)
 
 TransportProblem = Literal["busy", "offline", "interrupted", "gone", "failed", "refused"]
@@ -65,6 +66,7 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     result_type: str = "complete"
     input_requests: dict[str, Any] | None = None
     request_state: str | None = None
+    task_id: str | None = None  # of the task that the server made of the call
 
 
 def capabilities_from_tools(tools: Sequence[Tool]) -> tuple[Capability, ...]:
@@ -73,9 +75,11 @@ def capabilities_from_tools(tools: Sequence[Tool]) -> tuple[Capability, ...]:
 
 
 def _capability_from_tool(tool: Tool) -> Capability:
+    title = tool.title or (tool.annotations and tool.annotations.title) or ""
     return Capability(
         name=tool.name,
-        description=tool.description or tool.title or (tool.annotations and tool.annotations.title) or "",
+        title=title[:256],
+        description=tool.description or title,
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
         streaming=True,
@@ -113,15 +117,22 @@ def manifest_from_server(
     )
 
 
-def result_from_tool_reply(reply: ToolReply) -> Result:
+def result_from_tool_reply(reply: ToolReply, agent_id: str) -> Result:
     """Structured content is the answer; without it, the text is. Everything else becomes parts."""
     structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
     if structured is None:
-        return result_from_parts(tuple(map(part_from_block, reply.content)))
+        return result_from_parts(_read_parts(reply.content, agent_id))
     data = to_json_object(structured)
     if _repeats_structured_content(reply.content, structured):
         return Result(data=data)
-    return Result(data=data, parts=tuple(map(part_from_block, reply.content)))
+    return Result(data=data, parts=_read_parts(reply.content, agent_id))
+
+
+def _read_parts(content: Sequence[McpContentBlock], agent_id: str) -> tuple[Part, ...]:
+    return tuple(
+        mark_owner(part_from_block(block), agent_id) if block.type == "resource_link" else part_from_block(block)
+        for block in content
+    )
 
 
 def _repeats_structured_content(content: Sequence[McpContentBlock], structured: Any) -> bool:
@@ -173,6 +184,22 @@ def _names_unknown_tool(text: str, tool: str) -> bool:
     return len(text) < len(tool) + 60 and tool in text and "tool" in text.lower() and bool(_UNKNOWN_TOOL.search(text))
 
 
+class ProgressFilter:
+    """The progress of one call as events: it never goes back and never passes its total, whatever the server sends."""
+
+    def __init__(self) -> None:
+        self._done = float("-inf")
+        self._message: str | None = None
+
+    def make_event(self, done: float, total: float | None, message: str | None) -> Event | None:
+        """None for a report that says nothing new."""
+        bounded = min(done, total) if total is not None else done
+        if not math.isfinite(bounded) or (bounded <= self._done and (not message or message == self._message)):
+            return None
+        self._done, self._message = max(bounded, self._done), message
+        return make_progress_event(self._done, None if total is None else max(total, self._done), message)
+
+
 def make_progress_event(done: float, total: float | None, message: str | None) -> Event:
     """An event with percent, if the total is known, and the server's own numbers."""
     event = progress(100 * done / total if total else 0.0, message)
@@ -184,16 +211,18 @@ def make_progress_event(done: float, total: float | None, message: str | None) -
 
 def make_log_event(level: str, data: Any, logger: str | None) -> Event:
     text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
-    extra = {"level": level, "logger": logger} if logger else {"level": level}
+    extra: dict[str, Any] = {"level": level, "logger": logger} if logger else {"level": level}
+    if not isinstance(data, str) and len(text) <= _MAX_LOG_DATA:
+        extra["data"] = data
     return status("running", text[:_MAX_ERROR_TEXT], **extra)
 
 
-def event_from_notification(method: str, params: dict[str, Any]) -> Event | None:
+def event_from_notification(method: str, params: dict[str, Any], progress_filter: ProgressFilter) -> Event | None:
     """A progress or log notification as an event; None for other notifications."""
     if method == "notifications/progress" and isinstance(done := params.get("progress"), int | float):
         total, message = params.get("total"), params.get("message")
         known_total = float(total) if isinstance(total, int | float) else None
-        return make_progress_event(float(done), known_total, message if isinstance(message, str) else None)
+        return progress_filter.make_event(float(done), known_total, message if isinstance(message, str) else None)
     if method == "notifications/message":
         logger = params.get("logger")
         return make_log_event(str(params.get("level", "info")), params.get("data"), str(logger) if logger else None)

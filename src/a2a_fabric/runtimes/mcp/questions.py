@@ -2,30 +2,63 @@
 
 A server of the handshake era asks by requests during a call, a stateless server by a reply that
 lists its questions. A stateless server remembers nothing between two calls, so the
-continuation holds what is needed to answer it."""
+continuation holds what is needed to answer it.
+
+A request over a session buffers its events, so a slow reader never blocks the session that all calls share. It
+runs in a task of its own, because it goes on while its caller looks for an answer. A request that
+waits for an answer is found by its continuation until it is answered or expires."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Literal
 
 import mcp_types as types
 import msgspec
 from mcp.client.session import ClientRequestContext
+from mcp.shared.dispatcher import ProgressFnT
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from a2a_fabric.core.call import Emit, Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, UpstreamFailed
-from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.pending_questions import MAX_PENDING, PendingQuestions, unknown_continuation
+from a2a_fabric.core.result import (
+    Answer,
+    Answers,
+    Event,
+    Question,
+    QuestionKind,
+    Questions,
+    Result,
+    make_input_required,
+)
 from a2a_fabric.protocols.mcp.questions import QUESTION_METHODS, question_from_request
-from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
-from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, summarize_validation_error
+from a2a_fabric.protocols.mcp.wire import INPUT_REQUIRED, TASKS_EXTENSION
+from a2a_fabric.runtimes.mcp.content import ProgressFilter, ToolReply, UpstreamRpcError, summarize_validation_error
 
-# The capabilities that Fabric declares as a client: which questions a server may ask.
-CLIENT_CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+_log = logging.getLogger(__name__)
+
+_MAX_BUFFERED_EVENTS = 256  # for a slow reader; then the oldest are dropped, because only the newest progress matters
+_MAX_QUESTIONS = 32  # at a time; more are declined
+_CANCEL_TIMEOUT = 6.0  # for notifying the server
+_GIVE_UP_GRACE = 5.0  # for a server whose question was cancelled to end its call by itself
+_CLOSE_TIMEOUT = 2.0
+
+# What Fabric declares as a client: it follows tasks, and which questions a server may ask if it may ask at all.
+CLIENT_EXTENSIONS: dict[str, dict[str, Any]] = {TASKS_EXTENSION: {}}
+SILENT_CAPABILITIES: dict[str, Any] = {"extensions": CLIENT_EXTENSIONS}
+CLIENT_CAPABILITIES: dict[str, Any] = {
+    **SILENT_CAPABILITIES,
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {},
+    "roots": {},
+}
 
 _STATELESS_PREFIX = "s."
 
@@ -44,7 +77,7 @@ class StatelessContinuation(msgspec.Struct, frozen=True, omit_defaults=True):
     is_repeated: bool = False
 
 
-def _read_question(request: Any) -> Question:
+def read_question(request: Any) -> Question:
     """Raises UpstreamFailed for a request that is not a question."""
     question = question_from_request(request)
     if question is None:
@@ -55,7 +88,7 @@ def _read_question(request: Any) -> Question:
 
 def result_from_input_required(reply: ToolReply) -> Result:
     """The questions in a reply, as a result. Raises UpstreamFailed if they cannot be read."""
-    questions = {key: _read_question(request) for key, request in (reply.input_requests or {}).items()}
+    questions = {key: read_question(request) for key, request in (reply.input_requests or {}).items()}
     return _build_question_result(questions, state=reply.request_state)
 
 
@@ -66,7 +99,7 @@ def result_from_url_error(error: UpstreamRpcError) -> Result | None:
         return None
     url_params = [params for params in listed if isinstance(params, dict) and params.get("mode") == "url"]
     questions = {
-        f"q{number}": _read_question({"method": "elicitation/create", "params": each})
+        f"q{number}": read_question({"method": "elicitation/create", "params": each})
         for number, each in enumerate(url_params, 1)
     }
     return _build_question_result(questions, is_repeated=True) if questions else None
@@ -210,13 +243,13 @@ class SessionCallbacks:
     async def elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        response = await self._ask(_read_question({"method": "elicitation/create", "params": _dump_params(params)}))
+        response = await self._ask(read_question({"method": "elicitation/create", "params": _dump_params(params)}))
         return types.ElicitResult.model_validate(response, by_name=False)
 
     async def sample(
         self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.CreateMessageResultWithTools | types.ErrorData:
-        response = await self._ask(_read_question({"method": "sampling/createMessage", "params": _dump_params(params)}))
+        response = await self._ask(read_question({"method": "sampling/createMessage", "params": _dump_params(params)}))
         if response is None:
             return types.ErrorData(code=_MODEL_REQUEST_DECLINED, message="The request to a model was declined")
         if isinstance(response.get("content"), list):
@@ -225,10 +258,186 @@ class SessionCallbacks:
 
     async def list_roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
         return types.ListRootsResult.model_validate(
-            await self._ask(_read_question({"method": "roots/list", "params": {}})), by_name=False
+            await self._ask(read_question({"method": "roots/list", "params": {}})), by_name=False
         )
 
 
 def _dump_params(params: BaseModel) -> dict[str, Any]:
     """The parameters as the server sent them, without fields that concern only the session."""
     return params.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"meta", "task"})
+
+
+SessionReply = dict[str, Any] | UpstreamRpcError
+
+
+class PendingMcpRequest:
+    """One request over the shared session. `add_event` never waits, so a slow reader does not hold up the session."""
+
+    __slots__ = (
+        "_events",
+        "_give_up_timer",
+        "_is_given_up",
+        "_numbers",
+        "_open_questions",
+        "_task",
+        "_wake",
+        "owner",
+        "tool",
+    )
+
+    def __init__(self, principal: Principal, tool: str) -> None:
+        self.owner = owner_from_principal(principal)
+        self.tool = tool
+        self._events: deque[Event] = deque(maxlen=_MAX_BUFFERED_EVENTS)
+        self._wake = asyncio.Event()
+        self._open_questions: dict[str, tuple[Question, asyncio.Future[QuestionResponse | None]]] = {}
+        self._numbers = itertools.count(1)
+        self._task: asyncio.Task[SessionReply]
+        self._is_given_up = False
+        self._give_up_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def questions(self) -> dict[str, Question]:
+        """The questions without an answer."""
+        return {key: question for key, (question, _) in self._open_questions.items()}
+
+    def start(self, request: Coroutine[Any, Any, SessionReply], on_end: Callable[[PendingMcpRequest], None]) -> None:
+        """Start the request in the current context, from which the session knows whose call it is."""
+        self._task = asyncio.ensure_future(request)
+        self._task.add_done_callback(self._on_done)
+        self._task.add_done_callback(lambda _: on_end(self))
+
+    def add_event(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake.set()
+
+    async def relay_until_reply(self, emit: Emit) -> SessionReply | None:
+        """Emit events until there is a reply, or a question (None). Cancelling ends the call."""
+        is_complete = False
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._events:
+                    await emit(self._events.popleft())
+                if self._task.done() or self._open_questions:
+                    is_complete = True
+                    return self._task.result() if self._task.done() else None
+        finally:
+            if not is_complete:
+                await self.cancel(_CANCEL_TIMEOUT)
+
+    async def ask(self, question: Question) -> QuestionResponse | None:
+        """Put the server's question to the caller, and return the response."""
+        if self._is_given_up or self._task.done() or len(self._open_questions) >= _MAX_QUESTIONS:
+            return response_from_answer("", question.kind, Answer(action="cancel"))
+        key = f"q{next(self._numbers)}"
+        response_future: asyncio.Future[QuestionResponse | None] = asyncio.get_running_loop().create_future()
+        self._open_questions[key] = question, response_future
+        self._wake.set()
+        try:
+            return await response_future
+        finally:  # also when the server withdraws its question
+            self._open_questions.pop(key, None)
+
+    def answer(self, answers: Mapping[str, Answer]) -> None:
+        """Raises BadInput if an answer does not fit its question; then the server gets none of them."""
+        matching_keys = [key for key in answers if key in self._open_questions]
+        responses = {
+            key: response_from_answer(key, self._open_questions[key][0].kind, answers[key]) for key in matching_keys
+        }
+        for key, response in responses.items():
+            self._resolve(key, response)
+        if self._open_questions:
+            self._wake.set()
+
+    def resolve_all(self, action: Literal["decline", "cancel"]) -> None:
+        """Answer all open questions with this action."""
+        for key, (question, _) in list(self._open_questions.items()):
+            self._resolve(key, response_from_answer(key, question.kind, Answer(action=action)))
+
+    def give_up(self) -> None:
+        """No answer will come: cancel the questions, and leave the server a moment to end the call by itself."""
+        self._is_given_up = True
+        self.resolve_all("cancel")
+        if not self._task.done():
+            self._give_up_timer = asyncio.get_running_loop().call_later(_GIVE_UP_GRACE, self._task.cancel)
+
+    async def cancel(self, timeout: float) -> None:
+        """Cancel the call; the session notifies the server."""
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=timeout)
+
+    def _resolve(self, key: str, response: QuestionResponse | None) -> None:
+        _, response_future = self._open_questions.pop(key)
+        if not response_future.done():
+            response_future.set_result(response)
+
+    def _on_done(self, task: asyncio.Task[SessionReply]) -> None:
+        self.resolve_all("cancel")
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+        if not task.cancelled():
+            task.exception()  # so that it is not reported as never retrieved
+        self._wake.set()
+
+
+def make_progress_callback(pending: PendingMcpRequest) -> ProgressFnT:
+    """The callback with which the session reports the server's progress."""
+
+    progress_filter = ProgressFilter()
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        if (event := progress_filter.make_event(progress, total, message)) is not None:
+            pending.add_event(event)
+
+    return report
+
+
+CanAnswer = Callable[[Mapping[str, Question]], bool]
+
+CONTINUATION_PREFIX = "p."
+
+
+class McpPendingQuestions:
+    """The requests to one server that wait for answers to the server's questions."""
+
+    def __init__(self, name: str, timeout: float, limit: int = MAX_PENDING) -> None:
+        self._name = name
+        self._limit = limit
+        self._pending = PendingQuestions[PendingMcpRequest](
+            name, timeout, PendingMcpRequest.give_up, limit=limit, prefix=CONTINUATION_PREFIX
+        )
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def wait_for_outcome(
+        self, request: PendingMcpRequest, emit: Emit, can_answer: CanAnswer = lambda questions: True
+    ) -> SessionReply | Result:
+        """The server's reply, or its questions with the continuation under which the request waits.
+
+        Questions that the client cannot answer are declined.
+        """
+        while (reply := await request.relay_until_reply(emit)) is None:
+            if not can_answer(request.questions):
+                request.resolve_all("decline")
+            elif self._pending.is_full:
+                _log.warning("%s: %d calls wait for answers already; a question was declined", self._name, self._limit)
+                request.resolve_all("decline")
+            else:
+                return make_input_required(request.questions, self._pending.add(request, (request.owner, request.tool)))
+        return reply
+
+    def resume(self, answers: Answers, principal: Principal, tool: str) -> PendingMcpRequest:
+        """Pass the answers to the request that waits for them. Raises BadInput; then the request goes on waiting."""
+        request = self._pending.find(answers.continuation, (owner_from_principal(principal), tool))
+        if request is None:
+            raise unknown_continuation()
+        request.answer(answers.answers)
+        self._pending.remove(answers.continuation)
+        return request
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(request.cancel(_CLOSE_TIMEOUT) for request in self._pending.close()))

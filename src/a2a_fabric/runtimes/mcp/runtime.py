@@ -7,31 +7,42 @@ during a call, the question is the call's result; a call over a session stays pe
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Literal
 
 import mcp_types as types
 import msgspec
 from mcp.client.session import ClientSession
+from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import x_mcp_header_map
+from msgspec import Meta
 from pydantic import TypeAdapter, ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, Input
-from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
-from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
-from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    Input,
+    add_notes,
+    bind_arguments,
+    describe_unbound_attachments,
+    ignore_event,
+    make_propagation_headers,
+)
+from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.plugin import RuntimePlugin
+from a2a_fabric.core.ports import RuntimePlugin
+from a2a_fabric.core.propagation import chain_to_metadata
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, StdioTunnel, Tunnel
-from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
+from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.mcp.content import (
     ToolReply,
     UpstreamRpcError,
@@ -41,28 +52,28 @@ from a2a_fabric.runtimes.mcp.content import (
     result_from_tool_reply,
     summarize_validation_error,
 )
-from a2a_fabric.runtimes.mcp.endpoint import (
-    build_http_target,
-    build_restart_policy,
-    configured_era,
-    make_transport_factory,
-    read_endpoint,
-)
-from a2a_fabric.runtimes.mcp.http import McpHttpTarget, call_headers
-from a2a_fabric.runtimes.mcp.pending import (
+from a2a_fabric.runtimes.mcp.prompts_resources import McpPromptResourceProvider
+from a2a_fabric.runtimes.mcp.questions import (
     CONTINUATION_PREFIX,
     McpPendingQuestions,
     PendingMcpRequest,
+    SessionReply,
     make_progress_callback,
-)
-from a2a_fabric.runtimes.mcp.prompts_resources import McpPromptResourceProvider
-from a2a_fabric.runtimes.mcp.questions import (
     params_from_answers,
     result_from_input_required,
     result_from_url_error,
 )
-from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor, McpTransport, current_request
+from a2a_fabric.runtimes.mcp.sessions import Era, McpConnection, McpConnectionSupervisor, McpTransport, current_request
+from a2a_fabric.runtimes.mcp.sse import McpSseTransport
 from a2a_fabric.runtimes.mcp.stateless import StatelessCaller, ToolRequest
+from a2a_fabric.runtimes.mcp.tasks import McpTaskFollower, check_task_id, find_created_task, make_task_request
+from a2a_fabric.runtimes.mcp.transports import (
+    McpHttpTarget,
+    McpHttpTransport,
+    McpStdioTransport,
+    call_headers,
+)
+from a2a_fabric.runtimes.programs import RestartPolicy, build_program
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +84,91 @@ _START_SHARE = 0.8  # of a call's time, for a server that is still starting; the
 _ANY_OBJECT = TypeAdapter(dict[str, Any])
 
 ToolOutcome = ToolReply | UpstreamRpcError | Result  # a Result holds the server's questions
+
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class McpServerEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The endpoint of a manifest: a command to start, or an address (Streamable HTTP, or `transport: sse`)."""
+
+    transport: Literal["stdio", "http", "streamable-http", "sse"] | None = (
+        None  # by default it follows from the other fields
+    )
+    era: Literal["auto", "handshake", "stateless"] = "auto"
+    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # seconds until the first answer
+    answer_timeout: Seconds = 300.0  # seconds that a question of the server waits; 0: it may not ask
+    backoff: Seconds | None = None
+    backoff_max: Seconds | None = None
+    # stdio
+    command: list[str] | str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."  # relative to the folder of the configuration
+    grace: Seconds = 2.0  # between SIGTERM and SIGKILL
+    line_bytes: Annotated[int, Meta(ge=1024)] | None = None
+    # http
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
+    headers: dict[str, str] = {}
+
+
+def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
+    """Raises BadInput."""
+    endpoint = decode_endpoint(manifest, McpServerEndpoint)
+    if (endpoint.uri is None) == (endpoint.command is None):
+        raise bad_endpoint(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
+    if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
+        required_key = "command" if endpoint.transport == "stdio" else "uri"
+        raise bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
+    return endpoint
+
+
+def build_http_target(endpoint: McpServerEndpoint, context: RuntimeContext) -> McpHttpTarget | None:
+    if endpoint.uri is None:
+        return None
+    return McpHttpTarget(
+        uri=endpoint.uri,
+        headers=endpoint.headers,
+        reply_bytes=context.reply_bytes,
+        guard=context.guard,
+        bearer=context.bearer,
+    )
+
+
+def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
+    """Programs are restarted less eagerly than addresses are tried, because starting them costs more."""
+    first_delay, max_delay = (0.5, 30.0) if endpoint.uri is None else (0.1, 2.0)
+    return RestartPolicy(
+        first_delay=first_delay if endpoint.backoff is None else endpoint.backoff,
+        max_delay=max_delay if endpoint.backoff_max is None else endpoint.backoff_max,
+    )
+
+
+def make_transport_factory(
+    agent_id: str, endpoint: McpServerEndpoint, target: McpHttpTarget | None, context: RuntimeContext
+) -> Callable[[], McpTransport]:
+    """The returned function makes a new transport each time it is called."""
+    if target is not None and endpoint.transport == "sse":
+        return lambda: McpSseTransport(target, context.http)
+    if target is not None:
+        return lambda: McpHttpTransport(target)
+    program = build_program(
+        context,
+        agent_id,
+        _join_command(endpoint),
+        env=endpoint.env,
+        cwd=endpoint.cwd,
+        inherited=DEFAULT_INHERITED_ENV_VARS,
+    )
+    return lambda: McpStdioTransport(program, endpoint.line_bytes or context.reply_bytes, endpoint.grace)
+
+
+def _join_command(endpoint: McpServerEndpoint) -> list[str] | str:
+    """A string with `args` beside it is the program's name; a string alone is split as a shell would."""
+    command = endpoint.command or []
+    if isinstance(command, list):
+        return [*command, *endpoint.args]
+    return [command, *endpoint.args] if endpoint.args else command
 
 
 class McpRuntime:
@@ -102,6 +198,9 @@ class McpRuntime:
         self._has_listed_tools = False
         self._stateless_caller: StatelessCaller | None = None
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
+        self._task_tools: frozenset[str] = frozenset()  # tools of 2025-11-25 that are only called as tasks
+        self._task_numbers = itertools.count(1)
+        self._task_follower = McpTaskFollower(manifest.agent_id, supervisor)
 
     def __call__(self, call: Call, emit: Emit) -> Coroutine[Any, Any, Result]:
         return self._call_with_notes(call, emit) if call.input.attachments else self._call_tool(call, emit)
@@ -121,10 +220,12 @@ class McpRuntime:
         ends_at = time.monotonic() + call.target.timeout_ms / 1000
         request = ToolRequest(*self._bind_arguments(call))
         reply = await caller.call(request, call, emit, self._header_maps)
-        if not isinstance(reply, UpstreamRpcError):
+        if not isinstance(reply, UpstreamRpcError) and reply.task_id is None:
             return self._result_from_reply(reply, request.tool)
-        self._drop_unknown_session(connection, reply)
         with Deadline(ends_at - time.monotonic()):
+            if not isinstance(reply, UpstreamRpcError):
+                return self._result_from_reply(await self._follow_task(reply, request.tool, call, emit), request.tool)
+            self._drop_unknown_session(connection, reply)
             return await self._retry_once(reply, request, call, emit)
 
     async def _call_on_slow_path(self, call: Call, emit: Emit) -> Result:
@@ -152,7 +253,8 @@ class McpRuntime:
             if self._target is None:
                 return "online"
             connection = await self._supervisor.get_connection(10.0)
-        reply = await self._request_over_session(connection, _make_ping(connection))
+        # The stateless era has no ping; `server/discover` is its cheapest request.
+        reply = await connection.request("server/discover" if connection.era == "stateless" else "ping", {})
         if isinstance(reply, UpstreamRpcError):
             self._drop_unknown_session(connection, reply)
             error = error_from_rpc_error(reply, self._manifest.agent_id, "", ())
@@ -168,6 +270,7 @@ class McpRuntime:
     async def aclose(self) -> None:
         await self.prompts_and_resources.aclose()
         await self._pending_questions.aclose()
+        await self._task_follower.aclose()
         await self._supervisor.aclose()
 
     async def _refresh_tools(self, timeout: float | None) -> Manifest:
@@ -177,11 +280,16 @@ class McpRuntime:
         self._header_maps = {
             tool.name: header_map for tool in tools if (header_map := x_mcp_header_map(tool.input_schema))
         }
+        self._task_tools = _find_task_tools(connection, tools)
         published = manifest_from_server(
             self._manifest, tools, connection.session.server_info, connection.session.instructions
         )
         self._full_manifest = complete_manifest(self._manifest, published)
         return self._full_manifest
+
+    @property
+    def is_starting(self) -> bool:
+        return self._target is None and self._supervisor.is_starting
 
     @property
     def _tool_names(self) -> list[str]:
@@ -214,6 +322,8 @@ class McpRuntime:
         if self._target is not None and connection.era == "stateless":
             caller = self._stateless_caller or self._make_stateless_caller(connection, self._target)
             reply = await caller.call(request, call, emit, self._header_maps)
+            if isinstance(reply, ToolReply) and reply.task_id is not None:
+                reply = await self._follow_task(reply, request.tool, call, emit)
         else:
             reply = await self._call_over_session(connection, request, call, emit)
         if isinstance(reply, UpstreamRpcError):
@@ -230,49 +340,64 @@ class McpRuntime:
     ) -> ToolOutcome:
         if request.answer_params and connection.era != "stateless":  # the server has changed its era since it asked
             raise unknown_continuation()
-        pending, headers = (
-            PendingMcpRequest(call.auth, request.tool),
-            make_propagation_headers(call),
-        )
+        pending, headers = PendingMcpRequest(call.auth, request.tool), make_propagation_headers(call)
         meta = {"traceparent": headers["traceparent"], **chain_to_metadata(call.delegation_chain)}
         if call.response.stream and connection.era == "stateless":
             meta[types.LOG_LEVEL_META_KEY] = "info"
         params = {"name": request.tool, "arguments": request.arguments, **request.answer_params, "_meta": meta}
-        tool_request = types.CallToolRequest(params=types.CallToolRequestParams.model_validate(params, by_name=False))
         on_progress = make_progress_callback(pending) if call.response.stream else None
+        if connection.era == "handshake" and request.tool in self._task_tools:
+            params["task"] = make_task_request(call.target.timeout_ms / 1000)
+        self._start(pending, self._call_and_follow(connection, params, pending, on_progress), headers, connection)
+        return await self._wait_for_outcome(pending, call, emit)
+
+    async def _follow_task(self, reply: ToolReply, tool: str, call: Call, emit: Emit) -> ToolOutcome:
+        """The outcome of a call that a stateless server over HTTP answered with a task."""
+        pending, task_id = PendingMcpRequest(call.auth, tool), check_task_id(reply.task_id)
+        self._start(pending, self._task_follower.follow(task_id, pending), make_propagation_headers(call))
+        return await self._wait_for_outcome(pending, call, emit)
+
+    def _start(
+        self,
+        pending: PendingMcpRequest,
+        work: Coroutine[Any, Any, SessionReply],
+        headers: dict[str, str],
+        connection: McpConnection | None = None,
+    ) -> None:
+        """Start the work of a request. Everything that is sent for it knows the request and the call's headers."""
         call_token, trace_token = current_request.set(pending), call_headers.set(headers)
+        requests = connection.pending_requests if connection is not None else {}
         try:
-            pending.start(
-                self._request_over_session(connection, tool_request, on_progress),
-                on_end=connection.pending_requests.pop,
-            )
-            connection.pending_requests[pending] = None
+            pending.start(work, on_end=requests.pop)
+            requests[pending] = None
         finally:
             current_request.reset(call_token)
             call_headers.reset(trace_token)
-        return await self._wait_for_outcome(pending, call, emit)
+
+    async def _call_and_follow(
+        self,
+        connection: McpConnection,
+        params: dict[str, Any],
+        pending: PendingMcpRequest,
+        on_progress: ProgressFnT | None,
+    ) -> SessionReply:
+        """The reply to `tools/call`, or that of the task that the server made of it."""
+        if "task" not in params:
+            reply = await connection.request("tools/call", params, on_progress=on_progress)
+            task_id = find_created_task(reply)
+            return reply if task_id is None else await self._task_follower.follow(task_id, pending)
+        request_id = f"task-{next(self._task_numbers)}"
+        if on_progress is not None:  # the server goes on to report progress by this token
+            connection.progress_callbacks[request_id] = on_progress
+        try:
+            request = connection.request("tools/call", params, on_progress=on_progress, request_id=request_id)
+            return await self._task_follower.create(request, pending)
+        finally:
+            connection.progress_callbacks.pop(request_id, None)
 
     async def _wait_for_outcome(self, pending: PendingMcpRequest, call: Call, emit: Emit) -> ToolOutcome:
         raw = await self._pending_questions.wait_for_outcome(pending, emit if call.response.stream else ignore_event)
         return _parse_tool_reply(raw) if isinstance(raw, dict) else raw
-
-    async def _request_over_session(
-        self, connection: McpConnection, request: Any, on_progress: Any = None
-    ) -> dict[str, Any] | UpstreamRpcError:
-        """The raw result. Cancelling notifies the server; the session stays open."""
-        try:
-            result: dict[str, Any] = await connection.session.send_request(
-                request, _ANY_OBJECT, progress_callback=on_progress
-            )  # type: ignore[type-var]  # any JSON
-        except MCPError as error:
-            if connection.is_closed and error.code == types.CONNECTION_CLOSED:
-                raise UpstreamInterrupted(connection.failure_reason, agent_id=self._manifest.agent_id) from error
-            return UpstreamRpcError(error.code, error.message, error.data)
-        except ValidationError as error:
-            raise UpstreamFailed(
-                f"The MCP server's answer does not follow the protocol: {summarize_validation_error(error)}"
-            ) from error
-        return result
 
     def _drop_unknown_session(self, connection: McpConnection, reply: UpstreamRpcError) -> None:
         """Close a session that the server no longer knows."""
@@ -291,7 +416,7 @@ class McpRuntime:
             return result_from_input_required(reply)
         if reply.is_error:
             raise error_from_tool_reply(reply, self._manifest.agent_id, tool, self._tool_names)
-        return result_from_tool_reply(reply)
+        return result_from_tool_reply(reply, self._manifest.agent_id)
 
     async def _list_tools(self, connection: McpConnection) -> list[types.Tool]:
         """The tools of all pages. Raises FabricError."""
@@ -330,6 +455,14 @@ class McpRuntime:
             ) from error
 
 
+def _find_task_tools(connection: McpConnection, tools: Sequence[types.Tool]) -> frozenset[str]:
+    """The tools that a server of 2025-11-25 runs only as tasks."""
+    capabilities = connection.session.server_capabilities
+    if connection.era != "handshake" or capabilities is None or capabilities.tasks is None:
+        return frozenset()
+    return frozenset(tool.name for tool in tools if tool.execution and tool.execution.task_support == "required")
+
+
 def _measure_tool(tool: types.Tool) -> int:
     return len(msgspec.json.encode((tool.input_schema, tool.output_schema, tool.description)))
 
@@ -348,13 +481,6 @@ def _is_unknown_session(reply: UpstreamRpcError) -> bool:
     return reply.transport_problem == "gone" or reply.code == types.UNSUPPORTED_PROTOCOL_VERSION
 
 
-def _make_ping(connection: McpConnection) -> types.PingRequest | types.DiscoverRequest:
-    """The stateless era has no ping; `server/discover` is its cheapest request."""
-    if connection.era == "stateless":
-        return types.DiscoverRequest(params=types.RequestParams())
-    return types.PingRequest()
-
-
 def _parse_tool_reply(raw: dict[str, Any]) -> ToolReply:
     try:
         return msgspec.convert(raw, ToolReply)
@@ -366,6 +492,8 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
     endpoint = read_endpoint(manifest)
     target = build_http_target(endpoint, context)
     make_transport = make_transport_factory(manifest.agent_id, endpoint, target, context)
+    is_sse = endpoint.transport == "sse"  # a transport of the handshake era only
+    era: Era | None = "handshake" if is_sse else None if endpoint.era == "auto" else endpoint.era
 
     def on_change() -> None:
         prompts_and_resources.reload()
@@ -375,7 +503,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         manifest.agent_id,
         make_transport,
         build_restart_policy(endpoint),
-        era=configured_era(endpoint),
+        era=era,
         start_timeout=endpoint.start_timeout,
         on_change=on_change,
         on_open=lambda: prompts_and_resources.reload(),
@@ -391,7 +519,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         supervisor,
         target,
         context.http,
-        _build_tunnel(target, make_transport),
+        _build_tunnel(None if is_sse else target, make_transport),
         prompts_and_resources,
         pending_questions,
         may_ask=endpoint.answer_timeout > 0,
@@ -399,6 +527,8 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
 
 
 def _build_tunnel(target: McpHttpTarget | None, make_transport: Callable[[], McpTransport]) -> Tunnel:
+    """Without a `target` for plain requests, clients talk with the server over message streams of their own."""
+
     def start() -> Any:
         return make_transport().open(asyncio.Event())
 

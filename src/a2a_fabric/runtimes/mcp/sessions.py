@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
@@ -18,15 +18,24 @@ from typing import Any, Literal, Protocol
 import mcp_types as types
 from mcp.client.session import ClientSession, IncomingMessage
 from mcp.client.subscriptions import Subscription, SubscriptionLost, listen
+from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, encode_header_value
+from mcp_types import methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from a2a_fabric.core.errors import AgentOffline, FabricError, NotReached
-from a2a_fabric.core.question import Answer, Question
-from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, make_log_event
-from a2a_fabric.runtimes.mcp.pending import PendingMcpRequest
-from a2a_fabric.runtimes.mcp.questions import QuestionResponse, SessionCallbacks, response_from_answer
+from a2a_fabric.core.errors import AgentOffline, FabricError, NotReached, UpstreamFailed, UpstreamInterrupted
+from a2a_fabric.core.result import Answer, Question
+from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, make_log_event, summarize_validation_error
+from a2a_fabric.runtimes.mcp.questions import (
+    CLIENT_EXTENSIONS,
+    PendingMcpRequest,
+    QuestionResponse,
+    SessionCallbacks,
+    SessionReply,
+    response_from_answer,
+)
 from a2a_fabric.runtimes.programs import RestartPolicy
 from a2a_fabric.version import __version__
 
@@ -87,6 +96,7 @@ class McpConnection:
         self.name = name
         self.transport = make_transport()
         self.pending_requests: dict[PendingMcpRequest, None] = {}  # in order
+        self.progress_callbacks: dict[str | int, ProgressFnT] = {}  # of tasks, whose call has been answered already
         self._decline_depth = 0
         self.is_open = False
         self.is_closed = False
@@ -116,6 +126,48 @@ class McpConnection:
     @property
     def is_finished(self) -> bool:
         return self._task.done()
+
+    async def request(
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        on_progress: ProgressFnT | None = None,
+        capabilities: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> SessionReply:
+        """The raw result, or the server's error. Cancelling notifies the server; the session stays open.
+
+        The SDK has no public way to send methods of an extension, to read results of one, or to declare the
+        `capabilities` of the client that asks, which a stateless server may need. Raises UpstreamInterrupted if the
+        connection is closed, UpstreamFailed if the answer does not follow the protocol.
+        """
+        session, options = self.session, CallOptions()
+        data: dict[str, Any] = {"method": method, "params": params}
+        session._stamp(data, options)
+        if capabilities is not None and self.era == "stateless":
+            params["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = capabilities
+        if method.startswith("tasks/"):  # the SDK knows the names of the protocol's own methods only
+            options.setdefault("headers", {})[MCP_NAME_HEADER] = encode_header_value(params["taskId"])
+        if on_progress is not None:
+            options["on_progress"] = on_progress
+        if request_id is not None:
+            options["request_id"] = request_id
+        try:
+            raw = await session._dispatcher.send_raw_request(method, params, options)
+            if not is_task_result(raw):
+                methods.validate_server_result(method, str(session.protocol_version), raw)
+        except KeyError:
+            return raw  # a method of an extension, which the SDK does not know
+        except MCPError as error:
+            if self.is_closed and error.code == types.CONNECTION_CLOSED:
+                raise UpstreamInterrupted(self.failure_reason, agent_id=self.name) from error
+            return UpstreamRpcError(error.code, error.message, error.data)
+        except ValidationError as error:
+            raise UpstreamFailed(
+                f"The MCP server's answer does not follow the protocol: {summarize_validation_error(error)}"
+            ) from error
+        return raw
 
     @contextmanager
     def decline_questions(self) -> Iterator[None]:
@@ -189,6 +241,7 @@ class McpConnection:
             incoming,
             outgoing,
             client_info=CLIENT,
+            extensions=CLIENT_EXTENSIONS,
             logging_callback=self._on_log,
             message_handler=self._on_message,
             elicitation_callback=callbacks.elicit if self._may_ask else None,
@@ -247,6 +300,10 @@ class McpConnection:
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, _LIST_CHANGED):
             self._on_changed()
+        elif isinstance(message, types.ProgressNotification):
+            params = message.params
+            if (report := self.progress_callbacks.get(params.progress_token)) is not None:
+                await report(params.progress, params.total, params.message)
         elif isinstance(message, types.ResourceUpdatedNotification):
             self._on_updated(str(message.params.uri))
 
@@ -277,6 +334,11 @@ class McpConnection:
             return None
         without_questions = [each for each in self.pending_requests if not each.questions]
         return (without_questions or list(self.pending_requests))[-1]
+
+
+def is_task_result(result: Mapping[str, Any]) -> bool:
+    """Whether the server made a task of the call, as either revision says it."""
+    return result.get("resultType") == "task" or (isinstance(result.get("task"), dict) and "content" not in result)
 
 
 def _listen_to_list_changes(session: ClientSession) -> AbstractAsyncContextManager[Subscription]:
@@ -363,6 +425,11 @@ class McpConnectionSupervisor:
     def current(self) -> McpConnection | None:
         """The connection, if it is open."""
         return self._current if self._current is not None and self._current.is_open else None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a connection is being opened."""
+        return self._current is not None and not self._current.was_open and not self._current.is_closed
 
     async def get_connection(self, timeout: float | None) -> McpConnection:
         """An open connection. Raises AgentOffline: at once during the back-off, else after the time-out."""

@@ -25,23 +25,21 @@ from mcp.shared.inbound import (
 )
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.core.propagation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata, format_traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
     HTTPClient,
     OutboundError,
 )
-from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, event_from_notification
-from a2a_fabric.runtimes.mcp.http import McpHttpTarget
-from a2a_fabric.runtimes.mcp.questions import CLIENT_CAPABILITIES
+from a2a_fabric.runtimes.mcp.content import ProgressFilter, ToolReply, UpstreamRpcError, event_from_notification
+from a2a_fabric.runtimes.mcp.questions import CLIENT_CAPABILITIES, SILENT_CAPABILITIES
 from a2a_fabric.runtimes.mcp.sessions import CLIENT
+from a2a_fabric.runtimes.mcp.transports import McpHttpTarget
 from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, read_bounded, redact_url
 
 _SERVER = "The MCP server"
@@ -89,7 +87,7 @@ class StatelessCaller:
         self._meta: dict[str, Any] = {
             PROTOCOL_VERSION_META_KEY: version,
             CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
-            CLIENT_CAPABILITIES_META_KEY: CLIENT_CAPABILITIES if may_ask else {},
+            CLIENT_CAPABILITIES_META_KEY: CLIENT_CAPABILITIES if may_ask else SILENT_CAPABILITIES,
         }
         self._encoder = msgspec.json.Encoder()
         self._meta_prefix = self._encoder.encode(self._meta)[:-1]
@@ -161,6 +159,7 @@ class StatelessCaller:
         self, chunks: AsyncIterator[bytes], emit: Emit | None
     ) -> ToolReply | UpstreamRpcError:
         """The message that ends the stream. Notifications before it are emitted."""
+        progress_filter = ProgressFilter()
         async for data in sse.iter_event_data(chunks, limit=self._target.reply_bytes):
             message = _decode_message(data)
             if message.result is not None or message.error is not None:
@@ -168,7 +167,7 @@ class StatelessCaller:
             if (
                 emit is not None
                 and message.method
-                and (event := event_from_notification(message.method, message.params or {}))
+                and (event := event_from_notification(message.method, message.params or {}, progress_filter))
             ):
                 await emit(event)
         raise UpstreamInterrupted("The MCP server's stream ended before its answer")

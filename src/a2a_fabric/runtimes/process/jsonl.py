@@ -21,8 +21,16 @@ from typing import Any, cast
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, derive_conversation_id
-from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
+from a2a_fabric.core.call import (
+    Call,
+    Emit,
+    add_notes,
+    bind_arguments,
+    derive_conversation_id,
+    describe_unbound_attachments,
+    hide_views,
+    ignore_event,
+)
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -33,10 +41,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_agent,
 )
-from a2a_fabric.core.events import EVENT_KINDS, Event, EventKind
-from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.core.result import EVENT_KINDS, Event, EventKind, Part, Result, to_json_object
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.programs import (
     ChildProcess,
@@ -415,7 +420,7 @@ class JsonlRuntime:
             "arguments": bind_arguments(capability, call.input),
             "trace": call.trace,
             "target": call.target,
-            "auth": call.auth,
+            "auth": hide_views(call.auth),
             "stream": call.response.stream,
         }
         optional_fields = {

@@ -1,11 +1,14 @@
-"""Connections to the server: settings, choice of host, reads, and transactions that survive a lost connection.
+"""Connections to the server: settings, choice of host, migration, reads, transactions that survive a lost connection.
 
 What holds:
 - Nothing is kept in a session, so a pooler that gives every transaction another session may stand in between.
 - A write is reported as done only after COMMIT returned or, if the connection broke during COMMIT, after its commit
   marker was read. So no write is done twice, and none that was reported is lost.
 - While the server is unreachable, callers wait up to `reconnect_timeout`.
-- Of several hosts, the one that accepts writes is used; a host that does not answer is tried last."""
+- Of several hosts, the one that accepts writes is used; a host that does not answer is tried last.
+
+The tables are inspected before they are changed, and migrated by the first node that opens the database. They all live
+in the schema a2a_fabric, so the database may be shared with other programs."""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ import msgspec
 
 from a2a_fabric.core.errors import BadInput, StoreBusy, StoreUnavailable
 from a2a_fabric.stores.address import redact_address
+from a2a_fabric.stores.migrate import AppliedMigration, SchemaStatus, check_schema, find_pending, load_migrations
 from a2a_fabric.stores.postgres import transactions
-from a2a_fabric.stores.postgres.errors import CommitUnknown, ServerRetry, is_connection_lost
+from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, CommitUnknown, ServerRetry, is_connection_lost
 from a2a_fabric.stores.postgres.transactions import BEGIN, CommitMarker, CommitMarkers, PostgresTransaction, Row
 
 
@@ -295,3 +299,66 @@ def _terminate(connection: Any) -> None:
 
 async def _skip_reset(connection: Any) -> None:
     """Sessions keep nothing, so there is nothing to reset."""
+
+
+_MIGRATION_TIMEOUT = 300.0  # another node may be running a long migration
+_HAS_SCHEMA = "SELECT to_regnamespace('a2a_fabric') IS NOT NULL"
+_HAS_TABLE = "SELECT to_regclass('a2a_fabric.schema_migrations') IS NOT NULL"
+_APPLIED = "SELECT number, name, checksum FROM a2a_fabric.schema_migrations ORDER BY number"
+_CREATE_TABLE = """
+CREATE TABLE a2a_fabric.schema_migrations (
+    number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, applied_at double precision NOT NULL
+)
+"""
+_INSERT_MIGRATION = """
+INSERT INTO a2a_fabric.schema_migrations VALUES ($1, $2, $3, extract(epoch FROM clock_timestamp())::float8)
+"""
+
+
+async def migrate(connection: Any, safe_address: str) -> int:
+    """The number of the schema. Raises SchemaTooNew or SchemaChanged; then nothing was changed."""
+    available = load_migrations("postgres")
+    async with connection.transaction():
+        is_done = not find_pending(available, await _read_applied(connection), safe_address)
+    if not is_done:
+        async with connection.transaction():
+            await connection.execute(transactions.SET_IDLE_TIMEOUT)
+            # Of several nodes one migrates, and the others find nothing pending when they get the lock.
+            await connection.execute(
+                transactions.build_lock_query(transactions.MIGRATION_LOCK), timeout=_MIGRATION_TIMEOUT
+            )
+            await _apply_pending(connection, safe_address)
+    return len(available)
+
+
+async def _apply_pending(connection: Any, safe_address: str) -> None:
+    if not await connection.fetchval(_HAS_SCHEMA):
+        await connection.execute("CREATE SCHEMA a2a_fabric")
+    if not await connection.fetchval(_HAS_TABLE):
+        await connection.execute(_CREATE_TABLE)
+    for migration in find_pending(load_migrations("postgres"), await _read_applied(connection), safe_address):
+        await connection.execute(migration.sql, timeout=_MIGRATION_TIMEOUT)
+        await connection.execute(_INSERT_MIGRATION, migration.number, migration.name, migration.checksum)
+
+
+async def _read_applied(connection: Any) -> list[AppliedMigration]:
+    if not await connection.fetchval(_HAS_TABLE):
+        return []
+    return [AppliedMigration(number=row[0], name=row[1], checksum=row[2]) for row in await connection.fetch(_APPLIED)]
+
+
+async def inspect_schema(address: str) -> SchemaStatus | None:
+    """The schema, read without changing it; 0 for a database without our tables. Raises StoreError."""
+    settings = PostgresSettings(address=address)
+    return await ServerRetry(settings.reconnect_timeout, settings.safe_address, STARTUP_ADVICE).run(
+        lambda: _inspect_schema(settings)
+    )
+
+
+async def _inspect_schema(settings: PostgresSettings) -> SchemaStatus:
+    connection = await connect(settings)
+    try:
+        async with connection.transaction():
+            return check_schema("postgres", await _read_applied(connection), settings.safe_address)
+    finally:
+        connection.terminate()

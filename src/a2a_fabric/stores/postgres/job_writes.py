@@ -1,4 +1,4 @@
-"""Inserts and changes of jobs, a group at a time: lock the rows, ask core.job_lifecycle about each job, write all.
+"""Inserts and changes of jobs, a group at a time: lock the rows, ask core.job about each job, write all.
 
 What holds:
 - A change is decided on a row that is locked until the commit, so a fencing token that was valid stays valid.
@@ -9,14 +9,27 @@ What holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from a2a_fabric.core import job_lifecycle
 from a2a_fabric.core.errors import FabricError, JobNotFound
-from a2a_fabric.core.job import AcceptResult, FencingToken, HeartbeatReply, JobOutcome, JobSummary, NewJob
+from a2a_fabric.core.job import (
+    AcceptResult,
+    FencingToken,
+    JobOutcome,
+    JobSummary,
+    NewJob,
+    answer_job,
+    append_events,
+    cancel_job,
+    create_job,
+    make_heartbeat_reply,
+    match_existing_job,
+    release_job,
+    renew_lease,
+)
 from a2a_fabric.core.stores import WORK_TOPIC, job_topic
 from a2a_fabric.stores.postgres.errors import RestartTransaction
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, to_columns, unnest_parameters
@@ -166,7 +179,7 @@ async def accept_jobs(tx: PostgresTransaction, requests: Sequence[JobToAccept]) 
 
 def _draft_job(request: JobToAccept, now: float) -> JobSummary | FabricError:
     try:
-        return job_lifecycle.create_job(request.new, request.size, now)
+        return create_job(request.new, request.size, now)
     except FabricError as exc:
         return exc
 
@@ -181,7 +194,7 @@ def _return_existing(request: JobToAccept, existing_jobs: ExistingJobs) -> Accep
     if existing is None:
         raise RestartTransaction(f"the key or id of job {request.new.job_id} was taken, and is free again")
     try:
-        return AcceptResult(job_lifecycle.match_existing_job(existing, request.new), False)
+        return AcceptResult(match_existing_job(existing, request.new), False)
     except FabricError as exc:
         return exc
 
@@ -213,99 +226,81 @@ class JobUpdate(msgspec.Struct, frozen=True, kw_only=True):
     is_renewal: bool = False  # only the lease changes; no waiter is woken
 
 
-class JobChange(Protocol):
+class JobChange(msgspec.Struct, frozen=True, kw_only=True):
+    """`decide` says what becomes of the job. It raises FabricError; then nothing of this change is written."""
+
     job_id: str
-    follow_ups: Sequence[JobToAccept]
-    size: int
-
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        """Raises FabricError; then nothing of this change is written."""
-        ...
-
-
-class AppendEvents:
+    decide: Callable[[JobSummary | None, float], JobUpdate]
+    size: int = 0
     follow_ups: Sequence[JobToAccept] = ()
 
-    def __init__(self, token: FencingToken, encoded_events: EncodedEvents) -> None:
-        self.job_id = token.job_id
-        self.size = measure_encoded(encoded_events)
-        self._token = token
-        self._events = encoded_events
 
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        updated = job_lifecycle.append_events(
-            _require_job(job, self.job_id), self._token, len(self._events), self.size, now
-        )
-        return JobUpdate(job=updated, events=self._events, reply=updated.events)
+def make_append(token: FencingToken, encoded_events: EncodedEvents) -> JobChange:
+    size = measure_encoded(encoded_events)
 
+    def decide(job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, token.job_id)
+        updated = append_events(current, token, len(encoded_events), size, now)
+        return JobUpdate(job=updated, events=encoded_events, reply=updated.events)
 
-class RenewLease:
-    follow_ups: Sequence[JobToAccept] = ()
-    size = 0
-
-    def __init__(self, token: FencingToken, lease: float) -> None:
-        self.job_id = token.job_id
-        self._token = token
-        self._lease = lease
-
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        heartbeat_reply: HeartbeatReply = job_lifecycle.make_heartbeat_reply(job, self._token)
-        if job is None or not heartbeat_reply.is_held:
-            return JobUpdate(reply=heartbeat_reply)
-        return JobUpdate(job=job_lifecycle.renew_lease(job, self._lease, now), reply=heartbeat_reply, is_renewal=True)
+    return JobChange(job_id=token.job_id, decide=decide, size=size)
 
 
-class AnswerJob:
-    follow_ups: Sequence[JobToAccept] = ()
+def make_renewal(token: FencingToken, lease: float) -> JobChange:
+    def decide(job: JobSummary | None, now: float) -> JobUpdate:
+        reply = make_heartbeat_reply(job, token)
+        if job is None or not reply.is_held:
+            return JobUpdate(reply=reply)
+        return JobUpdate(job=renew_lease(job, lease, now), reply=reply, is_renewal=True)
 
-    def __init__(self, job_id: str, answer: bytes, encoded_events: EncodedEvents, part_of: int | None) -> None:
-        self.job_id = job_id
-        self.size = measure_encoded(encoded_events) + len(answer)
-        self._answer = answer
-        self._part_of = part_of
-        self._events = encoded_events
-
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        updated = job_lifecycle.answer_job(
-            _require_job(job, self.job_id), len(self._events), self.size, now, self._part_of
-        )
-        return JobUpdate(job=updated, events=self._events, answer=self._answer, reply=updated)
+    return JobChange(job_id=token.job_id, decide=decide)
 
 
-class _ApplyOutcome:
-    def __init__(self, job_id: str, outcome: JobOutcome) -> None:
-        self.job_id = job_id
-        self.follow_ups: Sequence[JobToAccept] = [JobToAccept(new) for new in outcome.follow_ups]
-        self._outcome = outcome
-        self._encoded = EncodedOutcome(outcome)
-        self.size = self._encoded.size
+def make_answer(job_id: str, answer: bytes, encoded_events: EncodedEvents, part_of: int | None) -> JobChange:
+    size = measure_encoded(encoded_events) + len(answer)
 
-    def _leave_job(self, job: JobSummary) -> JobUpdate:
-        body: tuple[bytes | None, bytes | None] | None = None
-        if job.has_ended:
-            body = (self._encoded.result, None)
-        elif job.state == "input_required":
-            body = (None, self._encoded.question)
-        return JobUpdate(job=job, events=self._encoded.events, outcome_body=body, reply=job)
+    def decide(job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, job_id)
+        updated = answer_job(current, len(encoded_events), size, now, part_of)
+        return JobUpdate(job=updated, events=encoded_events, answer=answer, reply=updated)
+
+    return JobChange(job_id=job_id, decide=decide, size=size)
 
 
-class SettleJob(_ApplyOutcome):
-    def __init__(self, token: FencingToken, outcome: JobOutcome) -> None:
-        super().__init__(token.job_id, outcome)
-        self._token = token
+def make_release(token: FencingToken, outcome: JobOutcome) -> JobChange:
+    encoded = EncodedOutcome(outcome)
 
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        current = _require_job(job, self.job_id)
-        return self._leave_job(job_lifecycle.release_job(current, self._token, self._outcome, self.size, now))
+    def decide(job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, token.job_id)
+        return _leave_job(release_job(current, token, outcome, encoded.size, now), encoded)
+
+    return JobChange(job_id=token.job_id, decide=decide, size=encoded.size, follow_ups=_encode_follow_ups(outcome))
 
 
-class CancelJob(_ApplyOutcome):
-    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        current = _require_job(job, self.job_id)
-        updated = job_lifecycle.cancel_job(current, self._outcome, self.size, now)
+def make_cancellation(job_id: str, outcome: JobOutcome) -> JobChange:
+    encoded = EncodedOutcome(outcome)
+
+    def decide(job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, job_id)
+        updated = cancel_job(current, outcome, encoded.size, now)
         if updated is current:
             return JobUpdate(reply=current)
-        return self._leave_job(updated) if updated.has_ended else JobUpdate(job=updated, reply=updated)
+        return _leave_job(updated, encoded) if updated.has_ended else JobUpdate(job=updated, reply=updated)
+
+    return JobChange(job_id=job_id, decide=decide, size=encoded.size, follow_ups=_encode_follow_ups(outcome))
+
+
+def _encode_follow_ups(outcome: JobOutcome) -> list[JobToAccept]:
+    return [JobToAccept(new) for new in outcome.follow_ups]
+
+
+def _leave_job(job: JobSummary, encoded: EncodedOutcome) -> JobUpdate:
+    body: tuple[bytes | None, bytes | None] | None = None
+    if job.has_ended:
+        body = (encoded.result, None)
+    elif job.state == "input_required":
+        body = (None, encoded.question)
+    return JobUpdate(job=job, events=encoded.events, outcome_body=body, reply=job)
 
 
 async def apply_changes(tx: PostgresTransaction, changes: Sequence[JobChange]) -> list[Any]:
@@ -352,9 +347,9 @@ class _ChangeBatch:
         for request in change.follow_ups:
             existing = self._existing.find(request.new)
             if existing is not None:
-                job_lifecycle.match_existing_job(existing, request.new)
+                match_existing_job(existing, request.new)
             else:
-                follow_ups.append((request, job_lifecycle.create_job(request.new, request.size, self._now)))
+                follow_ups.append((request, create_job(request.new, request.size, self._now)))
         return follow_ups
 
     def _record(self, job_id: str, update: JobUpdate) -> None:

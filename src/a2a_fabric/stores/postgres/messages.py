@@ -25,9 +25,14 @@ from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
 from a2a_fabric.stores.postgres import job_writes
 from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.errors import RestartTransaction
-from a2a_fabric.stores.postgres.group_commit import GroupCommit
 from a2a_fabric.stores.postgres.job_writes import JobToAccept
-from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
+from a2a_fabric.stores.postgres.transactions import (
+    GroupCommit,
+    PostgresTransaction,
+    Row,
+    to_columns,
+    unnest_parameters,
+)
 from a2a_fabric.stores.rows import (
     MAX_SEQ,
     build_duplicate_message,

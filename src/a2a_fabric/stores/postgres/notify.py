@@ -18,9 +18,9 @@ import asyncpg
 import msgspec
 
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
-from a2a_fabric.core.trace import new_id
 from a2a_fabric.stores.changes import ChangedTopics, LogThrottle, ids_from_topics
 from a2a_fabric.stores.postgres.connections import PostgresConnections, connect
 from a2a_fabric.stores.postgres.transactions import HUNG_FACTOR, TERMINATE_HUNG, PostgresTransaction

@@ -1,4 +1,4 @@
-"""Registrations and health history over PostgreSQL.
+"""Registrations, descriptions and health history over PostgreSQL.
 
 Every change takes the next revision under one lock, which is held until the commit,
 so every node sees revisions in order and misses none."""
@@ -19,6 +19,7 @@ from a2a_fabric.core.registration import (
     IdReservation,
     Registration,
     RegistrationFilter,
+    StoredDescription,
     check_owner,
     is_reserved,
     make_registration,
@@ -31,15 +32,19 @@ from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, to_columns, unnest_parameters
 from a2a_fabric.stores.rows import (
     AGENT_COLUMNS,
+    DESCRIPTION_COLUMNS,
+    DESCRIPTIONS_BYTES,
     HEALTH_COLUMNS,
     PUT_COLUMNS,
     build_conditions,
     change_from_row,
+    description_from_row,
     health_check_from_row,
     holder_from_row,
     registration_from_row,
     to_agent_values,
     to_capability_rows,
+    to_description_values,
     to_health_values,
 )
 
@@ -229,3 +234,48 @@ async def insert_checks(tx: PostgresTransaction, checks: Sequence[HealthCheck]) 
     """How many were new."""
     columns = to_columns([to_health_values(each) for each in checks], len(_HEALTH_TYPES))
     return len(await tx.write(_INSERT_CHECKS, *columns))
+
+
+_DESCRIPTION_TYPES = ("text", "text", "bytea", "float8")
+# As many as fit into DESCRIPTIONS_BYTES, at least one.
+_DESCRIPTIONS = f"""
+SELECT {DESCRIPTION_COLUMNS} FROM (
+    SELECT {DESCRIPTION_COLUMNS}, row_number() OVER ordered AS place, sum(octet_length(body)) OVER ordered AS bytes
+    FROM a2a_fabric.agent_descriptions WHERE (agent_id, connection) > ($1, $2)
+    WINDOW ordered AS (ORDER BY agent_id, connection) ORDER BY agent_id, connection LIMIT $3
+) AS page WHERE bytes <= {DESCRIPTIONS_BYTES} OR place = 1 ORDER BY agent_id, connection
+"""  # noqa: S608
+_INSERT_DESCRIPTIONS = f"""
+INSERT INTO a2a_fabric.agent_descriptions ({DESCRIPTION_COLUMNS})
+SELECT * FROM unnest({unnest_parameters(_DESCRIPTION_TYPES)})
+"""  # noqa: S608
+_REPLACE = "ON CONFLICT (agent_id, connection) DO UPDATE SET body = excluded.body, seen_at = excluded.seen_at"
+_DELETE_DESCRIPTIONS = """
+WITH gone AS (DELETE FROM a2a_fabric.agent_descriptions WHERE seen_at < $1 RETURNING 1) SELECT count(*) FROM gone
+"""
+
+
+class PostgresDescriptions:
+    def __init__(self, connections: PostgresConnections) -> None:
+        self._connections = connections
+
+    async def read(self, *, after: tuple[str, str] = ("", ""), limit: int = 1000) -> Sequence[StoredDescription]:
+        return [description_from_row(row) for row in await self._connections.read(_DESCRIPTIONS, *after, limit)]
+
+    async def put(self, descriptions: Sequence[StoredDescription]) -> None:
+        # Sorted, so that two nodes that write the same rows wait for each other in the same order.
+        latest = {(each.agent_id, each.connection): each for each in descriptions}
+        rows = [to_description_values(latest[key]) for key in sorted(latest)]
+        if rows:
+            columns = to_columns(rows, len(_DESCRIPTION_TYPES))
+            await self._connections.write(lambda tx: tx.write(f"{_INSERT_DESCRIPTIONS} {_REPLACE}", *columns))
+
+    async def prune(self, before: float) -> int:
+        [(count,)] = await self._connections.write(lambda tx: tx.write(_DELETE_DESCRIPTIONS, before))
+        return int(count)
+
+
+async def restore_descriptions(tx: PostgresTransaction, descriptions: Sequence[StoredDescription]) -> int:
+    """How many were new."""
+    columns = to_columns([to_description_values(each) for each in descriptions], len(_DESCRIPTION_TYPES))
+    return len(await tx.write(f"{_INSERT_DESCRIPTIONS} ON CONFLICT DO NOTHING RETURNING 1", *columns))

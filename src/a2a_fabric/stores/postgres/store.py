@@ -9,18 +9,18 @@ from typing import Any
 import asyncpg
 
 from a2a_fabric.core.errors import StoreUnusable
-from a2a_fabric.core.plugin import StorePlugin
+from a2a_fabric.core.ports import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.postgres import transactions
 from a2a_fabric.stores.postgres.archive import PostgresArchive
-from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect
+from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect, migrate
 from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
+from a2a_fabric.stores.postgres.logins import PostgresLogins
 from a2a_fabric.stores.postgres.messages import PostgresMessages
-from a2a_fabric.stores.postgres.migrate import migrate
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
-from a2a_fabric.stores.postgres.registrations import PostgresHealthLog, PostgresRegistrations
+from a2a_fabric.stores.postgres.registrations import PostgresDescriptions, PostgresHealthLog, PostgresRegistrations
 
 __all__ = ["PostgresSettings", "PostgresStore", "build"]
 
@@ -45,7 +45,9 @@ class PostgresStore:
         self.jobs = PostgresJobs(connections)
         self.registrations = PostgresRegistrations(connections)
         self.health = PostgresHealthLog(connections)
+        self.descriptions = PostgresDescriptions(connections)
         self.messages = PostgresMessages(connections)
+        self.logins = PostgresLogins(connections)
         self.archive = PostgresArchive(connections)
         listener = NotifyListener(connections, listen_address, self.notices) if listen_address is not None else None
         coroutines = [self._notify_sender.run(), PostgresChangePoller(connections, self.notices, listener).run()]

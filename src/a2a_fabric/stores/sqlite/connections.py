@@ -1,8 +1,7 @@
-"""The database itself: opening, migrating, inspecting and reading it, and SQLite's errors as store errors.
+"""Opening, migrating and inspecting a database.
 
 A file is inspected before it is changed, and migrated by the first process that
-opens it. Opening blocks, so it runs in a thread. Reads run on the event loop: they
-take microseconds, and in WAL mode they never wait for the writer."""
+opens it. Opening blocks, so it runs in a thread."""
 
 from __future__ import annotations
 
@@ -10,23 +9,14 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.errors import (
-    StoreBusy,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-    StoreUnusable,
-)
+from a2a_fabric.core.errors import StoreBusy, StoreUnusable
 from a2a_fabric.stores.migrate import (
     AppliedMigration,
     Migration,
@@ -35,9 +25,8 @@ from a2a_fabric.stores.migrate import (
     find_pending,
     load_migrations,
 )
-from a2a_fabric.stores.rows import build_unstorable
+from a2a_fabric.stores.sqlite.database import MEMORY_ADDRESS, translate
 
-MEMORY_ADDRESS = "memory:"
 _PAGE_SIZE = 4096
 _RETRY_PAUSE = 0.02
 _INSPECT_TIMEOUT = 10.0
@@ -210,122 +199,3 @@ def _inspect_file(path: Path, address: str) -> SchemaStatus | None:
     with closing(sqlite3.connect(uri, uri=True, timeout=_INSPECT_TIMEOUT)) as connection:
         _refuse_foreign_database(connection, address)
         return check_schema("sqlite", _read_applied(connection), address)
-
-
-class FileReplacedCheck:
-    """Notices that the open file was removed or replaced. Create it right after opening the file.
-
-    SQLite would go on writing to the removed file, and every acknowledged write would be lost at the next start.
-    """
-
-    def __init__(self, path: Path, address: str) -> None:
-        self._path = path
-        self._address = address
-        self._identity = self._read_identity()
-
-    def check(self) -> None:
-        """Raises StoreUnusable."""
-        if self._read_identity() != self._identity:
-            raise StoreUnusable(
-                f"{self._address} was removed or replaced while the node uses it, so nothing more is written. "
-                "Put the file back, or restart the node to continue with the file that is there now",
-                store=self._address,
-            )
-
-    def _read_identity(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-
-Row = tuple[Any, ...]
-Values = tuple[Any, ...] | dict[str, Any]
-
-
-class SqliteReader:
-    """Reads raise StoreError. A value that SQLite cannot store (see UNSTORABLE) matches no row."""
-
-    def __init__(self, connection: sqlite3.Connection, address: str) -> None:
-        self._connection = connection
-        self._address = address
-
-    def fetch_all(self, sql: str, values: Values = ()) -> list[Row]:
-        try:
-            return self._connection.execute(sql, values).fetchall()
-        except UNSTORABLE:
-            return []
-        except sqlite3.Error as exc:
-            raise translate(exc, self._address) from exc
-
-    def fetch_one(self, sql: str, values: Values = ()) -> Row | None:
-        rows = self.fetch_all(sql, values)
-        return rows[0] if rows else None
-
-    @contextmanager
-    def iterate_rows(self, sql: str, values: Values = ()) -> Iterator[Iterator[Row]]:
-        """Rows one by one, for results of which only a part may fit into memory."""
-        cursor = self._connection.cursor()
-        try:
-            try:
-                rows: Iterator[Row] = cursor.execute(sql, values)
-            except UNSTORABLE:
-                rows = iter(())
-            yield rows
-        except sqlite3.Error as exc:
-            raise translate(exc, self._address) from exc
-        finally:
-            cursor.close()
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """All reads inside see the database at one moment. Do not await inside."""
-        self.fetch_all("BEGIN")
-        try:
-            yield
-        finally:
-            self.fetch_all("COMMIT")
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-# What Python cannot hand to SQLite: numbers beyond 64 bits, text that is not Unicode.
-UNSTORABLE = (OverflowError, UnicodeEncodeError)
-
-_BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
-    sqlite3.SQLITE_BUSY: lambda address, reason: _build_busy(address),
-    sqlite3.SQLITE_LOCKED: lambda address, reason: _build_busy(address),
-    sqlite3.SQLITE_PROTOCOL: lambda address, reason: _build_busy(address),
-    sqlite3.SQLITE_FULL: lambda address, reason: StoreFull(address),
-    sqlite3.SQLITE_READONLY: lambda address, reason: StoreReadOnly(address),
-    sqlite3.SQLITE_PERM: lambda address, reason: StoreReadOnly(address),
-    sqlite3.SQLITE_CORRUPT: StoreCorrupt,
-    sqlite3.SQLITE_NOTADB: StoreCorrupt,
-    sqlite3.SQLITE_CANTOPEN: lambda address, reason: StoreUnusable(
-        f"{address} cannot be opened: it must be a file, and its folder must exist and be writable",
-        store=address,
-    ),
-    sqlite3.SQLITE_IOERR: lambda address, reason: StoreUnavailable(
-        f"Reading or writing {address} failed ({reason}), so nothing was acknowledged. Check the disk", store=address
-    ),
-}
-
-
-def translate(error: BaseException, address: str) -> BaseException:
-    """The FabricError for an error of SQLite or an unstorable value; any other error is returned as it is."""
-    if isinstance(error, UNSTORABLE):
-        return build_unstorable(address, str(error))
-    if not isinstance(error, sqlite3.Error):
-        return error
-    code = getattr(error, "sqlite_errorcode", None)
-    build_error = _BY_CODE.get(code & 0xFF) if code is not None else None
-    return build_error(address, str(error)) if build_error else StoreError(f"{address}: {error}", store=address)
-
-
-def _build_busy(address: str) -> StoreError:
-    return StoreBusy(
-        f"{address} is locked by another program (a backup, a shell with an open transaction?); try again",
-        store=address,
-    )

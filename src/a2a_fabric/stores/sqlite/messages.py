@@ -28,9 +28,8 @@ from a2a_fabric.stores.rows import (
     to_entry_values,
     to_message_values,
 )
-from a2a_fabric.stores.sqlite.connections import SqliteReader
-from a2a_fabric.stores.sqlite.job_writes import AcceptJob
-from a2a_fabric.stores.sqlite.writer import SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.jobs import AcceptJob
 
 _BY_ID = "SELECT message FROM messages WHERE message_id = ?"
 _BY_KEY = "SELECT message FROM messages WHERE owner = ? AND key = ?"

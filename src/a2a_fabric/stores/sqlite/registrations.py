@@ -1,4 +1,4 @@
-"""Registrations and health history over SQLite.
+"""Registrations, descriptions and health history over SQLite.
 
 Every change takes the next revision inside its transaction, and write transactions
 never overlap, so readers see revisions in order and miss none."""
@@ -18,6 +18,7 @@ from a2a_fabric.core.registration import (
     IdReservation,
     Registration,
     RegistrationFilter,
+    StoredDescription,
     check_owner,
     is_reserved,
     make_registration,
@@ -27,19 +28,22 @@ from a2a_fabric.core.registration import (
 from a2a_fabric.core.stores import AGENTS_TOPIC
 from a2a_fabric.stores.rows import (
     AGENT_COLUMNS,
+    DESCRIPTION_COLUMNS,
+    DESCRIPTIONS_BYTES,
     HEALTH_COLUMNS,
     PUT_COLUMNS,
     build_conditions,
     change_from_row,
+    description_from_row,
     health_check_from_row,
     holder_from_row,
     registration_from_row,
     to_agent_values,
     to_capability_rows,
+    to_description_values,
     to_health_values,
 )
-from a2a_fabric.stores.sqlite.connections import SqliteReader
-from a2a_fabric.stores.sqlite.writer import SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
 
 _GET = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
 _LAST = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ?"  # noqa: S608
@@ -203,3 +207,39 @@ class SqliteHealthLog:
 
 def insert_check(tx: SqliteTransaction, check: HealthCheck) -> bool:
     return tx.execute(_INSERT_CHECK, to_health_values(check)).rowcount > 0
+
+
+_DESCRIPTIONS = f"""
+SELECT {DESCRIPTION_COLUMNS} FROM agent_descriptions WHERE (agent_id, connection) > (?, ?)
+ORDER BY agent_id, connection LIMIT ?
+"""  # noqa: S608
+
+
+class SqliteDescriptions:
+    def __init__(self, writer: Writer, reader: SqliteReader) -> None:
+        self._writer = writer
+        self._reader = reader
+
+    async def read(self, *, after: tuple[str, str] = ("", ""), limit: int = 1000) -> Sequence[StoredDescription]:
+        page: list[StoredDescription] = []
+        size = 0
+        with self._reader.iterate_rows(_DESCRIPTIONS, (*after, limit)) as rows:
+            for row in rows:
+                size += len(row[2])
+                if page and size > DESCRIPTIONS_BYTES:
+                    break
+                page.append(description_from_row(row))
+        return page
+
+    async def put(self, descriptions: Sequence[StoredDescription]) -> None:
+        await self._writer.run(lambda tx: [put_description(tx, each) for each in descriptions])
+
+    async def prune(self, before: float) -> int:
+        return await self._writer.run(
+            lambda tx: tx.execute("DELETE FROM agent_descriptions WHERE seen_at < ?", (before,)).rowcount
+        )
+
+
+def put_description(tx: SqliteTransaction, description: StoredDescription, on_conflict: str = "REPLACE") -> bool:
+    sql = f"INSERT OR {on_conflict} INTO agent_descriptions ({DESCRIPTION_COLUMNS}) VALUES (?, ?, ?, ?)"  # noqa: S608
+    return tx.execute(sql, to_description_values(description)).rowcount > 0

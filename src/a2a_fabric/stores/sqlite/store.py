@@ -8,34 +8,50 @@ queue was, and was a third implementation to keep in step."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from a2a_fabric.core.plugin import StorePlugin
-from a2a_fabric.core.stores import StoreStatus
+import msgspec
+
+from a2a_fabric.core.errors import StoreError
+from a2a_fabric.core.ports import StorePlugin
+from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, StoreStatus, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
+from a2a_fabric.stores.changes import ChangedTopics, LogThrottle, ids_from_topics
 from a2a_fabric.stores.sqlite.archive import SqliteArchive
-from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
 from a2a_fabric.stores.sqlite.connections import (
-    MEMORY_ADDRESS,
-    FileReplacedCheck,
     SqliteConnections,
-    SqliteReader,
     SqliteSettings,
     open_file,
     open_memory,
 )
+from a2a_fabric.stores.sqlite.database import (
+    MEMORY_ADDRESS,
+    FileReplacedCheck,
+    FileWriter,
+    MemoryWriter,
+    SqliteReader,
+    Writer,
+)
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
+from a2a_fabric.stores.sqlite.logins import SqliteLogins
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
-from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations
-from a2a_fabric.stores.sqlite.writer import FileWriter, MemoryWriter, Writer
+from a2a_fabric.stores.sqlite.registrations import SqliteDescriptions, SqliteHealthLog, SqliteRegistrations
 
 __all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memory"]
 
+_log = logging.getLogger(__name__)
+
 _STATES = "SELECT state, count(*) FROM jobs GROUP BY state"
 _COUNTS = "SELECT (SELECT count(*) FROM agents WHERE removed = 0), (SELECT count(*) FROM messages)"
+_POLL_INTERVAL = 0.05
+_VERSIONS = "SELECT job_id, version FROM jobs WHERE job_id IN (SELECT value FROM json_each(?))"
+_LAST_ENTRY = "SELECT max(entry) FROM inbox_entries"
+_FILLED_INBOXES = "SELECT DISTINCT inbox FROM inbox_entries WHERE entry > ?"
+_REVISION = "SELECT max(revision) FROM agents"
 
 
 class _SqlitePorts:
@@ -58,7 +74,9 @@ class _SqlitePorts:
         self.jobs = SqliteJobs(writer, self.reader, clock)
         self.registrations = SqliteRegistrations(writer, self.reader, clock)
         self.health = SqliteHealthLog(writer, self.reader)
+        self.descriptions = SqliteDescriptions(writer, self.reader)
         self.messages = SqliteMessages(writer, self.reader, clock)
+        self.logins = SqliteLogins(writer, self.reader, clock)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
 
@@ -118,6 +136,66 @@ class SqliteStore(_SqlitePorts):
 
     def _measure(self) -> int:
         return self._path.stat().st_size
+
+
+class SqliteChangePoller:
+    """Posts the topics that other processes changed in the same file, by a cheap poll many times a second.
+
+    SQLite counts the commits of other connections (`PRAGMA data_version`). The watched
+    topics are read, in one query per kind, only when that number has changed.
+    """
+
+    def __init__(self, reader: SqliteReader, signals: TopicSignals, has_due: Callable[[], bool]) -> None:
+        self._reader = reader
+        self._signals = signals
+        self._has_due = has_due
+        self._changed_topics = ChangedTopics(signals)
+        self._data_version: object = None
+        self._last_entry = 0
+        self._log_throttle = LogThrottle(_log)
+
+    async def run(self) -> None:
+        """Runs until cancelled. After a failed read it pauses and tries again."""
+        while True:
+            await asyncio.sleep(_POLL_INTERVAL)
+            try:
+                self.poll()
+            except StoreError as exc:
+                self._log_throttle.warn(exc.message)
+                await asyncio.sleep(1.0)
+
+    def poll(self) -> None:
+        topics = self._signals.watched_topics
+        if not topics:
+            return
+        version = self._reader.fetch_one("PRAGMA data_version")
+        if version == self._data_version:
+            return
+        self._changed_topics.update(self._read_signatures(topics))
+        self._signals.post_all(self._read_filled_inboxes())
+        if WORK_TOPIC in topics and self._has_due():
+            self._signals.post(WORK_TOPIC)
+        self._data_version = version  # last: after a failed read the next poll looks again
+
+    def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
+        """The versions of the watched jobs, and the revision of the registrations."""
+        ids = ids_from_topics(topics, job_topic(""))
+        signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
+        if ids:
+            names = msgspec.json.encode(ids).decode()
+            signatures |= {
+                job_topic(job_id): version for job_id, version in self._reader.fetch_all(_VERSIONS, (names,))
+            }
+        if AGENTS_TOPIC in topics:
+            signatures[AGENTS_TOPIC] = self._reader.fetch_one(_REVISION)
+        return signatures
+
+    def _read_filled_inboxes(self) -> list[str]:
+        """The inboxes that got an entry since the last poll; on the first poll, all that hold one."""
+        (last,) = self._reader.fetch_one(_LAST_ENTRY) or (0,)
+        rows = self._reader.fetch_all(_FILLED_INBOXES, (self._last_entry,)) if last and last > self._last_entry else []
+        self._last_entry = max(self._last_entry, last or 0)
+        return [inbox_topic(inbox) for (inbox,) in rows]
 
 
 async def build(address: str) -> SqliteStore:

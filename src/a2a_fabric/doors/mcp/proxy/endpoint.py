@@ -17,7 +17,6 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Input, Target
-from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -25,7 +24,7 @@ from a2a_fabric.core.errors import (
     InternalError,
     UpstreamRefused,
 )
-from a2a_fabric.core.trace import current_trace
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, MaybeChain, current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
@@ -35,12 +34,11 @@ from a2a_fabric.doors.edge import (
     replay_body,
     run_until_disconnect,
 )
-from a2a_fabric.doors.mcp.errors import to_protocol_error
-from a2a_fabric.doors.mcp.request_context import McpRequestContext
+from a2a_fabric.doors.mcp.request import McpRequestContext
+from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import frames
-from a2a_fabric.protocols.mcp.frames import McpProtocolError, decode_or_none
-from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD
+from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.wire import LISTEN_METHOD, McpProtocolError, decode_or_none
 
 _MAX_EVENT_BYTES = 1 << 20  # of one event; the outcome of a call with a longer one is not read
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -54,7 +52,7 @@ class _CallCancelled(UpstreamRefused):
 
 _ERROR_TYPES: dict[int, type[FabricError]] = {
     jsonrpc.INVALID_PARAMS: BadInput,
-    frames.REQUEST_CANCELLED: _CallCancelled,
+    wire.REQUEST_CANCELLED: _CallCancelled,
 }
 
 
@@ -347,7 +345,7 @@ class ProxyEndpoint:
     async def _send_error(self, proxied: ProxiedRequest, error: FabricError) -> None:
         rpc_error = error.rpc_error if isinstance(error, _ProtocolRefusal) else to_protocol_error(error, proxied.trace)
         headers = [(b"content-type", JSON_MEDIA_TYPE), *build_error_headers(error, rpc_error.status)]
-        await proxied.send.send_reply(rpc_error.status, frames.render_error(rpc_error, proxied.id), headers)
+        await proxied.send.send_reply(rpc_error.status, wire.render_error(rpc_error, proxied.id), headers)
 
     def _log_request(self, proxied: ProxiedRequest, failure: FabricError | None, seconds: float) -> None:
         """Log the request. Calls are logged by the steps."""

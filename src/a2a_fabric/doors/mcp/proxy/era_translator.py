@@ -24,9 +24,8 @@ from a2a_fabric.doors.mcp.proxy.upstream import (
     read_tools,
 )
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import eras, frames
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
-from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
+from a2a_fabric.protocols.mcp import eras, wire
+from a2a_fabric.protocols.mcp.wire import INPUT_REQUIRED, McpProtocolError
 
 _MAX_ROUNDS = 32
 _ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
@@ -160,7 +159,7 @@ class EraTranslator:
         try:
             return await self._request_upstream_once(method, params, request_id)
         except McpProtocolError as error:
-            if error.code != frames.HEADER_MISMATCH or method != "tools/call":
+            if error.code != wire.HEADER_MISMATCH or method != "tools/call":
                 raise
         await self._load_tools()  # the schema says which arguments must be repeated in headers
         return await self._request_upstream_once(method, params, request_id)

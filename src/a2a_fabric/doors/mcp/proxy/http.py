@@ -13,9 +13,7 @@ from functools import partial
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import chain_to_headers
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -24,11 +22,11 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.core.propagation import chain_to_headers, format_traceparent
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
-from a2a_fabric.doors.mcp.request_context import is_stateless_request
+from a2a_fabric.doors.mcp.request import is_stateless_request
+from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.doors.mcp.sessions import OpenSessions
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -39,10 +37,15 @@ from a2a_fabric.outbound.port import (
     StreamedReply,
 )
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import frames
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
+from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
-from a2a_fabric.protocols.mcp.versions import DISCOVER_HEADERS, DISCOVER_REQUEST, SESSION_HEADER, SESSION_HEADER_BYTES
+from a2a_fabric.protocols.mcp.wire import (
+    DISCOVER_HEADERS,
+    DISCOVER_REQUEST,
+    SESSION_HEADER,
+    SESSION_HEADER_BYTES,
+    McpProtocolError,
+)
 
 _EVENT_STREAM = "text/event-stream"
 _LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds; then the client opens the stream again
@@ -154,9 +157,6 @@ class HttpProxies:
         self.http = http
         self.sessions = SessionOwners()
         self.probe = EraProbe(http)
-
-    def make_proxy(self, manifest: Manifest, address: HTTPTunnel, make_bridge_proxy: MakeBridgeProxy) -> HttpProxy:
-        return HttpProxy(self, manifest.agent_id, address, make_bridge_proxy)
 
 
 class HttpProxy:
@@ -298,7 +298,7 @@ class _HttpExchange:
         proxied, last_event = self._proxied, b""
         may_resume = self._is_resumable and not isinstance(error, CallTimeout)
         if not may_resume and self._ends_at_event and not proxied.is_long_lived:
-            last_event = b"event: message\ndata: %b\n\n" % frames.render_error(
+            last_event = b"event: message\ndata: %b\n\n" % wire.render_error(
                 to_protocol_error(error, proxied.trace), proxied.id
             )
         await proxied.send({"type": "http.response.body", "body": last_event, "more_body": False})

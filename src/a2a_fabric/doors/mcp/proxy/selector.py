@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.lazy_import import load_module
 from a2a_fabric.core.policy import find_refusal
-from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.ports import AgentIndex, load_module
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp.http import McpRequestServer
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, LongLivedStreams, ProxyEndpoint
-from a2a_fabric.doors.mcp.proxy.http import HttpProxies
+from a2a_fabric.doors.mcp.proxy.http import HttpProxies, HttpProxy
 from a2a_fabric.doors.mcp.servers import McpServers
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, Tunnel
-from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
+from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from a2a_fabric.doors.mcp.proxy.era_bridge import EraBridge
+    from a2a_fabric.doors.mcp.proxy.sessions import EraBridge
 
 
 class ProxySelector:
@@ -72,7 +71,7 @@ class ProxySelector:
         make_bridge_proxy = partial(self._make_bridge_proxy, manifest, tunnel)
         if not isinstance(tunnel, HTTPTunnel) or self._http_proxies is None or self._is_bridge_session(scope):
             return await make_bridge_proxy()
-        return self._http_proxies.make_proxy(manifest, tunnel, make_bridge_proxy)
+        return HttpProxy(self._http_proxies, manifest.agent_id, tunnel, make_bridge_proxy)
 
     def _is_bridge_session(self, scope: Any) -> bool:
         """Whether the request belongs to a session of the bridge, which the server itself does not know."""
@@ -86,7 +85,7 @@ class ProxySelector:
     async def _make_bridge_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
         """Make the bridge on first use, because it imports the SDK."""
         if self._bridge is None:
-            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.era_bridge")
+            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.sessions")
             if self._bridge is None:
                 self._bridge = module.EraBridge(
                     self._context, idle_timeout=self._idle_timeout, max_sessions=self._max_sessions

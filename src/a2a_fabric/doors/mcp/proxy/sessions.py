@@ -1,16 +1,18 @@
-"""Proxied sessions of the handshake era, each with its own conversation with the agent's server.
+"""Proxies for agents that plain HTTP forwarding cannot reach: programs, and servers of the other era.
 
-The SDK's transport speaks HTTP with the client. `Relay` passes messages unchanged to a program of the same
-era; for a server without a handshake an `EraTranslator` stands between. On a pipe nothing says to which
-request a question or a log message belongs, so it goes to the stream of its progress token, or of the latest
-request."""
+Each session of the handshake era has its own conversation with the agent's server. The SDK's transport speaks HTTP
+with the client. `Relay` passes messages unchanged to a program of the same era; for a server without a handshake an
+`EraTranslator` stands between. On a pipe nothing says to which request a question or a log message belongs, so it
+goes to the stream of its progress token, or of the latest request.
+
+Importing this module imports the SDK, which takes most of a second."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
 
@@ -19,16 +21,31 @@ import mcp_types as types
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
+from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.pending_questions import PendingQuestions
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.tasks import DeadlineSweep
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.era_translator import EraTranslator
-from a2a_fabric.doors.mcp.proxy.upstream import SessionTask, UpstreamSession
+from a2a_fabric.doors.mcp.proxy.stateless import StatelessProxy, UpstreamExchange
+from a2a_fabric.doors.mcp.proxy.upstream import SessionTask, UpstreamPool, UpstreamSession
+from a2a_fabric.doors.mcp.request import is_stateless_request
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import eras
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
-from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
-from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
+from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel, StdioTunnel, Tunnel
+from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, Era, McpProtocolError
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_TIMEOUT = 5.0
+_ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
+_CANCEL_TIMEOUT = 5.0
+_MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
+_POOL_IDLE_TIMEOUT = 300.0  # seconds until an unused session of a pool is closed
 
 
 class HandshakeRefused(Exception):
@@ -145,11 +162,6 @@ class Relay:
         return next(reversed(self._pending))
 
 
-_log = logging.getLogger(__name__)
-
-_DRAIN_TIMEOUT = 5.0
-
-
 class ProxySessions:
     """The proxied sessions of a node, with all agents."""
 
@@ -207,34 +219,6 @@ class ProxySessions:
         for session in list(self._sessions.values()):
             if has_gone(session.agent_id):
                 session.end()
-
-
-class SessionProxy:
-    """Proxies to one agent; `has_handshake` is False if its server is known to be stateless."""
-
-    def __init__(
-        self, sessions: ProxySessions, agent_id: str, connect: OpenTunnel, *, has_handshake: bool = True
-    ) -> None:
-        self._sessions = sessions
-        self._agent_id = agent_id
-        self._connect = connect
-        self._has_handshake = has_handshake
-
-    async def forward(self, proxied: ProxiedRequest) -> None:
-        """Raises FabricError or McpProtocolError."""
-        session_id = proxied.head.get(SESSION_HEADER_BYTES)
-        session = await self._find_or_open(session_id, proxied.principal)
-        await session.serve(proxied, is_first=session_id is None)
-
-    async def _find_or_open(self, session_id: str | None, principal: Principal) -> ProxySession:
-        if session_id is None:
-            return await self._sessions.open(
-                self._agent_id, self._connect, principal, has_handshake=self._has_handshake
-            )
-        session = self._sessions.find(session_id, self._agent_id, principal)
-        if session is None:
-            raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
-        return session
 
 
 class ProxySession(SessionTask):
@@ -341,3 +325,102 @@ async def _feed_translator(from_client: Any, translator: EraTranslator) -> None:
     async for message in from_client:
         if isinstance(message, SessionMessage):
             translator.handle(message.message)
+
+
+class EraBridge:
+    """All sessions, session pools and pending exchanges of a node. Made in the event loop that it serves."""
+
+    def __init__(self, context: DoorContext, *, idle_timeout: float, max_sessions: int) -> None:
+        self._context = context
+        self._idle_timeout = idle_timeout
+        self._max_sessions = max_sessions
+        self.sessions = ProxySessions(
+            idle_timeout=idle_timeout,
+            timeout=context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000,
+            max_sessions=max_sessions,
+        )
+        self._pending = PendingQuestions[UpstreamExchange](
+            "MCP proxy", _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
+        )
+        self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
+        self._pools: dict[str, UpstreamPool] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
+        """A proxy to a program, or to an HTTP server of the other era than its caller's. Raises AgentOffline."""
+        if tunnel.open is None:
+            raise AgentOffline("The MCP server speaks another era of the protocol", agent_id=manifest.agent_id)
+        return _BridgeProxy(self, manifest.agent_id, tunnel.open, is_program=isinstance(tunnel, StdioTunnel))
+
+    def owns_session(self, session_id: str | None) -> bool:
+        return session_id in self.sessions
+
+    def make_stateless_proxy(self, agent_id: str, connect: OpenTunnel, era: Era | None) -> StatelessProxy:
+        return StatelessProxy(self._context, self._get_pool(agent_id, connect, era), self._pending, self._ping_timers)
+
+    def drop_missing_agents(self, catalog: AgentIndex) -> None:
+        """End the sessions with agents that have left the catalog."""
+        self.sessions.end_where(lambda agent_id: catalog.get(agent_id) is None)
+        for agent_id in [each for each in self._pools if catalog.get(each) is None]:
+            self._run_in_background(self._pools.pop(agent_id).aclose())
+
+    def stop(self) -> None:
+        self.sessions.stop()
+
+    async def aclose(self) -> None:
+        self._pending.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CANCEL_TIMEOUT)
+        await self.sessions.aclose()
+        await asyncio.gather(*(pool.aclose() for pool in self._pools.values()), *self._tasks)
+
+    def _get_pool(self, agent_id: str, connect: OpenTunnel, era: Era | None) -> UpstreamPool:
+        """The pool of an agent; a new one if the agent is reached in another way than before."""
+        pool = self._pools.get(agent_id)
+        if pool is None or pool.connect is not connect:
+            if pool is not None:
+                self._run_in_background(pool.aclose())
+            pool = UpstreamPool(
+                agent_id,
+                connect,
+                idle_timeout=min(self._idle_timeout, _POOL_IDLE_TIMEOUT),
+                max_sessions=self._max_sessions,
+                era=era,
+            )
+            self._pools[agent_id] = pool
+        return pool
+
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _BridgeProxy:
+    """Proxies to one agent, by the era of each request. A program may know the handshake; an HTTP server does not."""
+
+    def __init__(self, bridge: EraBridge, agent_id: str, connect: OpenTunnel, *, is_program: bool) -> None:
+        self._bridge = bridge
+        self._agent_id = agent_id
+        self._connect = connect
+        self._is_program = is_program
+
+    async def forward(self, proxied: ProxiedRequest) -> None:
+        """Raises FabricError or McpProtocolError."""
+        proxied.write_chain()
+        if is_stateless_request(proxied.head):
+            era: Era | None = None if self._is_program else "handshake"
+            await self._bridge.make_stateless_proxy(self._agent_id, self._connect, era).forward(proxied)
+            return
+        session_id = proxied.head.get(SESSION_HEADER_BYTES)
+        session = await self._find_or_open(session_id, proxied.principal)
+        await session.serve(proxied, is_first=session_id is None)
+
+    async def _find_or_open(self, session_id: str | None, principal: Principal) -> ProxySession:
+        sessions = self._bridge.sessions
+        if session_id is None:
+            return await sessions.open(self._agent_id, self._connect, principal, has_handshake=self._is_program)
+        session = sessions.find(session_id, self._agent_id, principal)
+        if session is None:
+            raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        return session

@@ -24,8 +24,6 @@ from mcp.shared.inbound import (
 from mcp_types.methods import INPUT_REQUIRED_METHODS
 from starlette.datastructures import Headers
 
-from a2a_fabric.core.deadline import DeadlineSweep
-from a2a_fabric.core.delegation import chain_to_headers
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -36,9 +34,9 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.pending_questions import PendingQuestions
-from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.core.propagation import chain_to_headers, format_traceparent
+from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.upstream import (
     JsonRpcMessage,
@@ -49,12 +47,18 @@ from a2a_fabric.doors.mcp.proxy.upstream import (
     read_tools,
     result_of,
 )
-from a2a_fabric.doors.mcp.reply import McpReply
+from a2a_fabric.doors.mcp.request import McpReply
+from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import eras, frames
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
+from a2a_fabric.protocols.mcp import eras, wire
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
-from a2a_fabric.protocols.mcp.versions import HANDSHAKE_VERSION, LISTEN_METHOD, STATELESS_VERSION, VERSION_HEADER
+from a2a_fabric.protocols.mcp.wire import (
+    HANDSHAKE_VERSION,
+    LISTEN_METHOD,
+    STATELESS_VERSION,
+    VERSION_HEADER,
+    McpProtocolError,
+)
 
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _LISTEN_TIMEOUT = 24 * 3600.0
@@ -121,7 +125,7 @@ def parse_request(proxied: ProxiedRequest) -> StatelessRequest | None:
     accept = headers.get("accept", "*/*")
     if "*/*" not in accept and not ("application/json" in accept and "text/event-stream" in accept):
         raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Accept application/json and text/event-stream", status=406)
-    message = frames.parse_message(proxied.body)
+    message = wire.parse_message(proxied.body)
     if message.method is msgspec.UNSET:
         raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Only requests and notifications can be sent")
     if not message.is_request:
@@ -131,7 +135,7 @@ def parse_request(proxied: ProxiedRequest) -> StatelessRequest | None:
         return None
     params = msgspec.json.decode(message.params) if message.params else {}
     if (duplicate := find_duplicated_routing_header(headers.items())) is not None:
-        raise McpProtocolError(frames.HEADER_MISMATCH, f"{duplicate} header appears more than once")
+        raise McpProtocolError(wire.HEADER_MISMATCH, f"{duplicate} header appears more than once")
     classification = classify_inbound_request({"method": message.method, "params": params}, headers=dict(headers))
     if isinstance(classification, InboundLadderRejection):
         raise _error_from_rejection(classification)

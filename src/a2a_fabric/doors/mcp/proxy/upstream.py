@@ -21,14 +21,13 @@ import msgspec
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, chain_to_headers
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, chain_from_metadata, chain_to_headers
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols.mcp import eras
 from a2a_fabric.protocols.mcp.eras import SUBSCRIPTION_ID, is_change
-from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
-from a2a_fabric.protocols.mcp.versions import HANDSHAKE_VERSION, VERSION_HEADER, Era
+from a2a_fabric.protocols.mcp.wire import HANDSHAKE_VERSION, VERSION_HEADER, Era, McpProtocolError
 
 _START_TIMEOUT = 30.0
 _CLOSE_TIMEOUT = 10.0

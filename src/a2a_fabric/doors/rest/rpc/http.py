@@ -15,27 +15,23 @@ from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, suggest_nearest
-from a2a_fabric.core.json_depth import is_too_deep
-from a2a_fabric.doors.context import Receive, Send
+from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.doors.edge import (
     JSON_TOO_DEEP,
     CycleEndpoint,
+    DoorEdge,
     DoorError,
     ErrorReply,
     EventStream,
     HttpReply,
-    RequestCycle,
     Shortcut,
     bad_input_from,
     replay_body,
     to_encodable_text,
 )
-from a2a_fabric.doors.rest.errors import CREDENTIAL_ERRORS
-from a2a_fabric.doors.rest.http import RestDoorState
-from a2a_fabric.doors.rest.request_context import RestRequestContext
-from a2a_fabric.doors.rest.rpc.errors import RpcProtocolError, protocol_error_from
+from a2a_fabric.doors.rest.http import CREDENTIAL_ERRORS, RestCycle
 from a2a_fabric.doors.rest.rpc.methods import HEARTBEAT_FRAME, RpcMethods
-from a2a_fabric.doors.rest.rpc.params import RpcStreamQuery
+from a2a_fabric.doors.rest.rpc.models import RpcProtocolError, RpcStreamQuery, protocol_error_from
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
@@ -63,9 +59,9 @@ def parse_request(body: bytes) -> _RpcRequest:
     return _RpcRequest(method=frame.method, params=frame.read_params(), id=frame.read_id() or jsonrpc.NULL)
 
 
-class _RpcCycle(RequestCycle):
-    def __init__(self, state: RestDoorState, methods: RpcMethods, scope: Any, receive: Receive, send: Send) -> None:
-        super().__init__(state, scope, receive, send)
+class _RpcCycle(RestCycle):
+    def __init__(self, state: DoorEdge, methods: RpcMethods, *asgi: Any) -> None:
+        super().__init__(state, *asgi)
         self._methods = methods
         self._id = jsonrpc.NULL
 
@@ -76,24 +72,13 @@ class _RpcCycle(RequestCycle):
         code = error.code if isinstance(error, FabricError) else error.log_code
         return ErrorReply(protocol_error.status, body, code, error.message)
 
-    def _build_context(self) -> RestRequestContext:
-        return RestRequestContext(
-            principal=self.principal,
-            trace=self.trace,
-            base_url=self.base_url,
-            last_event_id=self.head.last_event_id,
-            delegation_chain=self.head.delegation_chain,
-            # `*/*` does not ask for events here: the client sends it when it wants the task itself.
-            accepts_events="text/event-stream" in (self.head.get(b"accept") or ""),
-        )
-
 
 class _RpcRequestCycle(_RpcCycle):
     """`POST /`."""
 
-    def __init__(self, state: RestDoorState, methods: RpcMethods, scope: Any, receive: Receive, send: Send) -> None:
-        super().__init__(state, methods, scope, receive, send)
-        self._has_directory = _DIRECTORY_PATH in scope["app"].hot_paths
+    def __init__(self, state: DoorEdge, methods: RpcMethods, *asgi: Any) -> None:
+        super().__init__(state, methods, *asgi)
+        self._has_directory = _DIRECTORY_PATH in self.scope["app"].hot_paths
         self._is_refused = False
         self._directory_body: bytes | None = None
 
@@ -135,7 +120,8 @@ class _RpcRequestCycle(_RpcCycle):
             arguments = msgspec.json.decode(request.params, type=row.params)
         except (msgspec.DecodeError, RecursionError) as exc:
             raise bad_input_from(exc) from exc
-        reply = await row.handler(arguments, self._build_context())
+        self.delegation_chain = self.head.delegation_chain
+        reply = await row.handler(arguments, self)
         if isinstance(reply, EventStream):
             return reply
         return HttpReply(body=jsonrpc.encode_result(self._id, reply))
@@ -154,10 +140,10 @@ class _RpcStreamCycle(_RpcCycle):
             query = msgspec.convert(dict(pairs), RpcStreamQuery)
         except msgspec.ValidationError as exc:
             raise bad_input_from(exc) from exc
-        return await self._methods.open_stream(query, self._build_context())
+        return await self._methods.open_stream(query, self)
 
 
-def build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRoute]:
+def build_rpc_routes(state: DoorEdge, methods: RpcMethods) -> list[BaseRoute]:
     rpc_state = replace(state, keepalive_frame=HEARTBEAT_FRAME)
     requests = CycleEndpoint(partial(_RpcRequestCycle, rpc_state, methods))
     streams = CycleEndpoint(partial(_RpcStreamCycle, rpc_state, methods))

@@ -14,8 +14,13 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Modality, SideEffects, normalize_name
 from a2a_fabric.runtimes.http.media import is_json_type
-from a2a_fabric.runtimes.http.openapi.document import METHODS
-from a2a_fabric.runtimes.http.openapi.schema import ObjectFields, SchemaResolver, is_binary_schema, read_fields
+from a2a_fabric.runtimes.http.openapi.document import (
+    METHODS,
+    ObjectFields,
+    SchemaResolver,
+    is_binary_schema,
+    read_fields,
+)
 
 BODY = "body"
 FORM = "application/x-www-form-urlencoded"

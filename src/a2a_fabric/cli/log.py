@@ -1,0 +1,86 @@
+"""`a2a-fabric log`: the calls of a running node, as they happen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from a2a_fabric.cli.connection import read_page
+from a2a_fabric.cli.options import Json, Token, Url
+from a2a_fabric.cli.output import print_json_line, print_line, remark, report_errors
+from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Forbidden, Unauthenticated
+from a2a_fabric.outbound.client import OutboundClient
+
+_WAIT = 25.0  # seconds that the node keeps a request open
+_PAUSE = 1.0  # before the next try, while the node is away
+
+
+def show_log(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each new call, until Ctrl-C.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=1000, help="Begin with so many lines.")] = 10,
+    agent: Annotated[str | None, typer.Option(help="Only calls of this agent.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only calls that failed.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show the last calls of a running node, and follow new ones.
+
+    Needs the node's own key. If the node is restarted, following goes on.
+
+    Example: a2a-fabric log -f --failed
+    """
+    query = {"last": str(last), **({"agent": agent} if agent else {}), **({"failed": "true"} if failed else {})}
+    with report_errors(as_json=as_json):
+        try:
+            asyncio.run(_show(query, url, token, follow=follow, as_json=as_json))
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+
+
+async def _show(query: dict[str, str], url: str | None, token: str | None, *, follow: bool, as_json: bool) -> None:
+    """Raises what the first request raises; later, a node that is away is waited for."""
+    node_id: str | None = None
+    position: int | None = None
+    is_away = False
+    async with aclosing(OutboundClient()) as http:
+        while True:
+            wait = _WAIT if follow and position is not None else 0.0
+            sent = {**query, "wait": str(wait), **({"after": str(position)} if position is not None else {})}
+            try:
+                page = await read_page(http, url, token, "GET", f"/operator/log?{urlencode(sent)}", wait=wait)
+            except FabricError as error:
+                if node_id is None or isinstance(error, Unauthenticated | AuthInvalid | AuthExpired | Forbidden):
+                    raise
+                if not is_away:
+                    remark(f"The node does not answer; waiting for it: {error.message}")
+                is_away = True
+                await asyncio.sleep(_PAUSE)
+                continue
+            if node_id not in (None, page["node"]):  # it was started again, and its log begins anew
+                remark(f"The node was started again at {time.strftime('%H:%M:%S')}")
+                node_id, position, is_away = page["node"], 0, False
+                continue
+            is_away = False
+            node_id, position = page["node"], page["next"]
+            for line in page["lines"]:
+                print_json_line(line) if as_json else print_line(_format_line(line))
+            if not follow:
+                return
+
+
+def _format_line(line: dict[str, Any]) -> str:
+    target, capability = line.get("target"), line.get("capability")
+    what = f"{target}.{capability}" if target else str(line.get("operation", ""))
+    if line.get("event") == "job":
+        what = f"job {line.get('job_id', '')} {what}"
+    duration = f"{line['duration_ms']:.1f} ms" if line.get("duration_ms") is not None else ""
+    outcome = f"{line['error_code']}: {line.get('error', '')}" if line.get("error_code") else line.get("status") or ""
+    caller = line.get("principal") or line.get("owner") or line.get("auth_mode") or ""
+    text = f"{str(line.get('time', ''))[11:19]}  {what}  {duration}  {outcome}  {caller}"
+    return "".join(char if char.isprintable() else "?" for char in text.replace("\n", " ")).rstrip()

@@ -1,0 +1,136 @@
+"""Which capability answers a message that names none, and which agent if none is named: one rule for all doors.
+
+The only capability of an agent is always right. Of several, the one declared `default: true` answers; else the one
+whose name, triggers or description share most words with the message (one that changes something outside only if the
+message has its whole name or a whole trigger); else one that is made for conversation; else the
+first that takes such input, if possible one that changes nothing outside. The reply says which capability answered and
+why, so that its caller can name another one.
+
+Of several agents, one that the message mentions answers; else the one with the nearest words; else one that declares a
+default; else the first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, islice
+
+import msgspec
+
+from a2a_fabric.core.agent import Capability, Manifest, normalize_name
+from a2a_fabric.core.call import Input, bind_arguments
+from a2a_fabric.core.search import parse_query, stem_words
+
+UNKNOWN_CAPABILITY = Capability(name="message")  # of an agent that has not said what it can do
+_WORD_PATTERN = re.compile(r"[\w-]+")
+_CONVERSATION_NAMES = frozenset({"message", "chat", "ask", "default"})
+_PHRASE_WEIGHT, _NAME_WEIGHT, _DESCRIPTION_WEIGHT = 10.0, 2.0, 1.0
+_MAX_TEXT, _MAX_DESCRIPTION = 4000, 500  # characters that are compared
+_MAX_CAPABILITIES = 1000
+
+
+class CapabilityChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`reason` is a sentence for people; None if there was nothing to choose from."""
+
+    capability: Capability
+    reason: str | None = None
+
+
+class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
+    manifest: Manifest
+    reason: str | None = None
+
+
+def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: Input) -> CapabilityChoice:
+    if len(capabilities) < 2:
+        return CapabilityChoice(capability=capabilities[0] if capabilities else UNKNOWN_CAPABILITY)
+    default = next((each for each in capabilities if each.default), None)
+    if default is not None:
+        return _make_choice(default, "it is the agent's default")
+    ranked = sorted(capabilities, key=lambda each: (not fits_input(each, call_input), each.side_effects == "writes"))
+    scores = [
+        score if each.side_effects != "writes" or score >= _PHRASE_WEIGHT else 0.0
+        for each, score in zip(ranked, score_words(ranked[:_MAX_CAPABILITIES], call_input.task), strict=False)
+    ]
+    if scores and (best := max(scores)) > 0:
+        return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
+    for each in ranked:
+        if normalize_name(each.name) in _CONVERSATION_NAMES and fits_input(each, call_input):
+            return _make_choice(each, "it is made for conversation")
+    if fits_input(ranked[0], call_input):
+        return _make_choice(ranked[0], "it is the first that takes such input")
+    return _make_choice(capabilities[0], "it is the agent's first")
+
+
+def choose_unnamed_agent(agents: Sequence[Manifest], text: str) -> AgentChoice:
+    """`agents` are not empty, and in the order of preference. The capability is chosen as for any agent."""
+    if len(agents) == 1:
+        return AgentChoice(manifest=agents[0])
+    words = set(_WORD_PATTERN.findall(text[:_MAX_TEXT].lower()))
+    for manifest in agents:
+        names = (manifest.agent_id, manifest.display_name, *manifest.tags)
+        if not words.isdisjoint(name.lower() for name in names):
+            return _make_agent_choice(manifest, "the message mentions it")
+    offers = list(
+        islice(((manifest, each) for manifest in agents for each in manifest.capabilities), _MAX_CAPABILITIES)
+    )
+    scores = score_words([capability for _, capability in offers], text)
+    if scores and (best := max(scores)) > 0:
+        return _make_agent_choice(offers[scores.index(best)][0], "its words are the nearest to those of the message")
+    for manifest in agents:
+        if any(each.default for each in manifest.capabilities):
+            return _make_agent_choice(manifest, "it has a default capability")
+    return _make_agent_choice(agents[0], "it is the first of those that can be asked")
+
+
+def _make_agent_choice(manifest: Manifest, why: str) -> AgentChoice:
+    reason = f"The message names no agent. '{manifest.agent_id}' answers, because {why}."
+    return AgentChoice(manifest=manifest, reason=reason)
+
+
+def _make_choice(capability: Capability, why: str) -> CapabilityChoice:
+    reason = f"The message names no capability. '{capability.name}' answers, because {why}."
+    return CapabilityChoice(capability=capability, reason=reason)
+
+
+def score_words(capabilities: Sequence[Capability], text: str) -> list[float]:
+    """How much the words of each capability have in common with the text; 0 for nothing.
+
+    A word that many of the capabilities have says little. A whole name or trigger that occurs in the text says most.
+    """
+    query = _list_stems(text[:_MAX_TEXT])
+    if not query:
+        return [0.0] * len(capabilities)
+    phrase = f" {' '.join(stem_words(text[:_MAX_TEXT]))} "
+    names = [[stem_words(name) for name in (each.name, *each.triggers)] for each in capabilities]
+    name_stems = [query.intersection(chain.from_iterable(each)) for each in names]
+    description_stems = [query & _list_stems(each.description[:_MAX_DESCRIPTION]) for each in capabilities]
+    spread = Counter(stem for pair in zip(name_stems, description_stems, strict=True) for stem in set().union(*pair))
+    return [
+        sum(_NAME_WEIGHT / spread[stem] for stem in in_names)
+        + sum(_DESCRIPTION_WEIGHT / spread[stem] for stem in in_description - in_names)
+        + _PHRASE_WEIGHT * any(name and f" {' '.join(name)} " in phrase for name in each)
+        for each, in_names, in_description in zip(names, name_stems, description_stems, strict=True)
+    ]
+
+
+def _list_stems(text: str) -> set[str]:
+    """Without the words that say nothing, as long as there are others."""
+    return {stem for _, stem in parse_query(text)}
+
+
+def fits_input(capability: Capability, call_input: Input) -> bool:
+    """Whether all required arguments are there, the text becomes one of them, and the schema has them all."""
+    schema = capability.input_schema
+    if schema is None:
+        return True
+    arguments = bind_arguments(capability, call_input)
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    text_is_used = not call_input.task or len(arguments) > len(call_input.context)
+    return (
+        text_is_used
+        and all(key in arguments for key in schema.get("required", ()))
+        and arguments.keys() <= known.keys()
+    )

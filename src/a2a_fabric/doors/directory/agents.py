@@ -1,0 +1,290 @@
+"""Agents in the directory: discovery (which agents a caller sees, in which order), and registration with a lease.
+
+Clients take the first agent of the list, so the order matters: health, then trust tier, then time of registration.
+An id is any text in the directory and a plain name elsewhere: an id that is not a plain name is kept in the agent's
+metadata, and the agent id is derived from it. Registering again is a heartbeat, too. Owner, lease and lifecycle are the
+same as for agents registered elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import (
+    AGENT_ID_PATTERN,
+    HEALTH_RANK,
+    LINE_PATTERN,
+    TRUST_RANK,
+    Manifest,
+    Status,
+    TrustTier,
+    normalize_name,
+)
+from a2a_fabric.core.call import Input, Principal, owner_from_principal
+from a2a_fabric.core.capability_choice import choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    BadInput,
+    CapabilityNotFound,
+    OutOfScope,
+    error_from_code,
+    suggest_nearest,
+)
+from a2a_fabric.core.policy import check_agent_name
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.result import format_timestamp
+from a2a_fabric.core.routing import may_answer_unnamed
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.directory.jsonrpc import DirectoryRequestContext
+from a2a_fabric.messages.delivery import split_input
+
+DIRECTORY_ID_KEY = "directory_id"  # in the metadata
+MAX_ID_LENGTH = 256
+
+_PLAIN_ID = re.compile(AGENT_ID_PATTERN)
+_MAX_PLAIN_LENGTH = 128
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_READABLE_LENGTH = 64
+
+
+def to_agent_id(directory_id: str) -> str:
+    """The agent id for an id of the directory; every node derives the same one."""
+    if len(directory_id) <= _MAX_PLAIN_LENGTH and _PLAIN_ID.match(directory_id):
+        return directory_id
+    readable = _UNSAFE_CHARACTERS.sub("-", directory_id).strip("._-")[:_READABLE_LENGTH] or "agent"
+    return f"{readable}-{hashlib.sha256(directory_id.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def to_directory_id(manifest: Manifest) -> str:
+    """The id as it was registered. Callers write metadata, so it counts only if it leads to this agent."""
+    stored = manifest.metadata.get(DIRECTORY_ID_KEY)
+    return stored if isinstance(stored, str) and to_agent_id(stored) == manifest.agent_id else manifest.agent_id
+
+
+RPC_RUNTIME = "rpc"  # the runtime of agents that register here
+
+_MAX_ECHO = 64  # characters of the caller's text in an error
+
+Limit = Annotated[int, Meta(ge=1)] | None
+
+
+class DiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Without capabilities, all agents are listed."""
+
+    capabilities: tuple[str, ...] = ()
+    limit: Limit = None
+
+
+class DirectoryAgentParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    agent_id: str
+
+
+class ChosenTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """`reason` is None if there was nothing to choose from."""
+
+    agent_id: str
+    action: str
+    reason: str | None
+
+
+class AgentDirectory:
+    """`direct`: the agents that are shown with their own address. All others are shown with an address of this node."""
+
+    def __init__(self, context: DoorContext, direct: Iterable[str]) -> None:
+        self._registry = context.gateway.registry
+        self._started_at = context.gateway.started_at
+        self._operations = context.operations
+        self._direct = frozenset(direct)
+
+    async def discover(self, params: DiscoverParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        visible = self._registry.visible_to(context.principal)
+        listed = self._sort_by_rank(
+            _find_offering(visible, params.capabilities) if params.capabilities else visible.agents
+        )
+        return {"agents": [self.render_entry(manifest, context.base_url) for manifest in listed[: params.limit]]}
+
+    async def get_agent(self, params: DirectoryAgentParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        manifest = self.find_agent(params.agent_id, context.principal)
+        if manifest.is_tool:
+            raise AgentNotFound(params.agent_id)
+        return self.render_entry(manifest, context.base_url)
+
+    def render_entry(self, manifest: Manifest, base_url: str) -> dict[str, Any]:
+        """Exactly the keys of the protocol: strict clients refuse any other."""
+        return {
+            "agentId": to_directory_id(manifest),
+            "name": manifest.display_name or manifest.agent_id,
+            "capabilities": [capability.name for capability in manifest.capabilities],
+            "endpoint": self._choose_endpoint(manifest, base_url),
+            "registeredAt": format_timestamp(self._get_registration_time(manifest), "seconds"),
+        }
+
+    def find_agent(self, directory_id: str, principal: Principal) -> Manifest:
+        """Find an agent by its id in the directory, or by its agent id. Raises AgentNotFound, Forbidden."""
+        manifest = self._registry.get_for(principal, to_agent_id(directory_id))
+        if manifest is None:
+            check_agent_name(principal, to_agent_id(directory_id))
+            raise AgentNotFound(
+                directory_id, [to_directory_id(each) for each in self._registry.visible_to(principal).agents]
+            )
+        return manifest
+
+    def choose_best_agent(self, action: str, principal: Principal) -> Manifest:
+        """The best agent with this capability that this caller may call. Raises CapabilityNotFound or Forbidden."""
+        caller, visible = owner_from_principal(principal), self._registry.visible_to(principal)
+        allowed = self._sort_by_rank(
+            each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
+        )
+        if not allowed and (principal.scp is not None or principal.cap is not None or principal.views):
+            message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
+            raise OutOfScope(message, f"capability:{action}", capability=action[:_MAX_ECHO])
+        if not allowed:
+            raise self._capability_not_found_error(action, principal)
+        return allowed[0]
+
+    def find_target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
+        """The named agent, else the best one for this action. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
+        return self.choose_best_agent(action, principal) if agent_id is None else self.find_agent(agent_id, principal)
+
+    def choose_target(self, agent_id: str | None, arguments: dict[str, Any], principal: Principal) -> ChosenTarget:
+        """The agent and the action of a task that names no action. Raises AgentNotFound, Forbidden, BadInput."""
+        call_input = split_input(Input(context=arguments), None)
+        reasons: list[str | None] = []
+        if agent_id is None:
+            caller, agents = owner_from_principal(principal), self._registry.visible_to(principal).agents
+            candidates = self._sort_by_rank(each for each in agents if may_answer_unnamed(each, caller))
+            if not candidates:
+                raise BadInput("There is no agent that you may call. Name an `action`.", field="action")
+            agent_choice = choose_unnamed_agent(candidates, call_input.task)
+            manifest = agent_choice.manifest
+            reasons.append(agent_choice.reason)
+        else:
+            manifest = self.find_agent(agent_id, principal)
+        choice = choose_unnamed_capability(manifest.capabilities, call_input)
+        reasons.append(choice.reason)
+        reason = " ".join(filter(None, reasons)) or None
+        return ChosenTarget(agent_id=to_directory_id(manifest), action=choice.capability.name, reason=reason)
+
+    def _sort_by_rank(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        return sorted(manifests, key=self._rank)
+
+    def _rank(self, manifest: Manifest) -> tuple[int, int, float, str]:
+        health = self._registry.health.get(manifest.agent_id).status
+        registered_at = self._get_registration_time(manifest)
+        return HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
+
+    def _get_registration_time(self, manifest: Manifest) -> float:
+        """An agent that a file declares counts as registered when the node started."""
+        registration = self._operations.find_registration(manifest.agent_id)
+        return self._started_at if registration is None else registration.registered_at
+
+    def _choose_endpoint(self, manifest: Manifest, base_url: str) -> str:
+        uri = manifest.endpoint.get("uri")
+        is_direct = manifest.runtime == RPC_RUNTIME and not self._direct.isdisjoint((manifest.agent_id, "*"))
+        if is_direct and isinstance(uri, str):
+            return uri
+        return f"{base_url}/a2a/agents/{manifest.agent_id}/rpc"
+
+    def _capability_not_found_error(self, action: str, principal: Principal) -> CapabilityNotFound:
+        agents = self._registry.visible_to(principal).agents
+        capability_names = {capability.name for manifest in agents for capability in manifest.capabilities}
+        message = f"No agent has the capability '{action[:_MAX_ECHO]}'{suggest_nearest(action, capability_names)}"
+        error = error_from_code(CapabilityNotFound.code, message, {"capability": action[:_MAX_ECHO]})
+        assert isinstance(error, CapabilityNotFound)  # noqa: S101  # its own code
+        return error
+
+
+def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
+    """The agents with at least one of these capabilities."""
+    agent_ids: set[str] = set()
+    for name in capabilities:
+        for manifest in catalog.find_by_capability(normalize_name(name)):
+            if manifest.agent_id not in agent_ids:
+                agent_ids.add(manifest.agent_id)
+                yield manifest
+
+
+DirectoryId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=LINE_PATTERN)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class RegisterParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The first four fields are those of the protocol, all of them required. The rest are extensions of Fabric."""
+
+    agent_id: DirectoryId
+    name: Name
+    capabilities: tuple[Name, ...]
+    endpoint: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
+    description: str = ""
+    version: str = ""
+    tags: tuple[str, ...] = ()
+    streaming: bool = False  # whether the agent speaks a2a/stream
+    trust_tier: TrustTier | None = None
+    lease_seconds: float | None = None
+
+
+class UnregisterParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    agent_id: DirectoryId
+
+
+class HeartbeatParams(UnregisterParams, frozen=True, kw_only=True, rename="camel"):
+    lease_seconds: float | None = None
+    status: Status | None = None
+    error: Annotated[str, Meta(max_length=500)] | None = None
+
+
+class DirectoryRegistration:
+    def __init__(self, context: DoorContext) -> None:
+        self._operations = context.operations
+
+    async def register(self, params: RegisterParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        agent_id = to_agent_id(params.agent_id)
+        # Of two spellings of a name the first stays.
+        names = {normalize_name(name): name for name in reversed(params.capabilities)}
+        manifest: dict[str, Any] = {
+            "agent_id": agent_id,
+            "runtime": RPC_RUNTIME,
+            "endpoint": {"transport": "http", "uri": _check_endpoint(params.endpoint)},
+            "capabilities": [{"name": name, "streaming": params.streaming} for name in reversed(names.values())],
+            "display_name": params.name,
+            "description": params.description,
+            "version": params.version,
+            "tags": params.tags,
+            "trust_tier": params.trust_tier or ("public" if context.principal.trust == "public" else "org"),
+            "metadata": {} if agent_id == params.agent_id else {DIRECTORY_ID_KEY: params.agent_id},
+            "lease_seconds": params.lease_seconds,
+        }
+        await self._operations.run("fabric.agent.register", manifest, context.principal, context.trace)
+        return {"status": "registered", "agentId": params.agent_id}
+
+    async def heartbeat(self, params: HeartbeatParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        fields = {**msgspec.structs.asdict(params), "agent_id": to_agent_id(params.agent_id)}
+        await self._operations.run("fabric.agent.heartbeat", fields, context.principal, context.trace)
+        return {"status": "renewed", "agentId": params.agent_id}
+
+    async def unregister(self, params: UnregisterParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        await self._operations.run(
+            "fabric.agent.unregister", {"agent_id": to_agent_id(params.agent_id)}, context.principal, context.trace
+        )
+        return {"status": "unregistered", "agentId": params.agent_id}
+
+
+def _check_endpoint(endpoint: str) -> str:
+    """Raises BadInput. An address is shown and logged, so it must not contain a password."""
+    try:
+        parts = urlsplit(endpoint)
+        is_valid = bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise BadInput(
+            "endpoint: not the URL of a server. Give one with a host, and without user name and password.",
+            field="endpoint",
+        )
+    return endpoint

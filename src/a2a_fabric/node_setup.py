@@ -1,0 +1,231 @@
+"""Builds what the configuration names: the store, the log file, the TLS files, and how callers are authenticated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import IO
+
+from a2a_fabric import plugins
+from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, parse_listen
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.logins import LoginStore
+from a2a_fabric.core.policy import OPERATOR_ID, SCOPE_KINDS, is_known_scope, is_loopback
+from a2a_fabric.core.ports import load_module
+from a2a_fabric.core.stores import Store
+from a2a_fabric.core.view import EVERY_CAPABILITY, View
+from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.identity.keyfile import find_state_folder
+from a2a_fabric.identity.resolver import Resolver, SharedKey, SharedKeys
+from a2a_fabric.logins.cipher import LoginCipher, load_cipher
+from a2a_fabric.logins.logins import Logins
+from a2a_fabric.logins.oauth import LoginTarget, OAuthClient
+from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
+from a2a_fabric.telemetry.observer import LogWriter
+from a2a_fabric.web.token_middleware import TokenMiddleware
+
+
+def resolve_store_address(config: Config, base: Path | None) -> str:
+    """As configured; else a file beside the configuration, or memory for a node without a folder."""
+    if config.store is None:
+        return "memory:" if base is None else build_default_address(base)
+    address = config.store.address if isinstance(config.store, StoreTable) else config.store
+    return resolve_address(address, base or Path.cwd())
+
+
+async def open_store(address: str) -> Store:
+    """Raises ConfigError for an unknown kind, StoreError for a store that cannot be used."""
+    return await plugins.load_store(kind_from_address(address)).build(address)
+
+
+def resolve_tls_files(base: Path, config: Config) -> TLSFiles | None:
+    files = config.tls
+    if files is None:
+        return None
+    return TLSFiles(cert=base / files.cert, key=base / files.key, password=files.password)
+
+
+def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
+    target = stream or sys.stderr
+    if settings.file is not None:
+        try:
+            target = stack.enter_context((base / settings.file).open("a", encoding="utf-8"))
+        except OSError as exc:
+            raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
+    as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
+    writer = LogWriter(target, as_text=as_text, level=settings.level)
+    stack.callback(writer.close)
+    return writer
+
+
+def build_shared_keys(config: Config, psk: str | None) -> SharedKeys:
+    """Raises ConfigError for two callers with the same key or name, for an unknown scope (which a caller would
+    silently lack), and for a node that listens beyond this machine without any key.
+    """
+    _check_scopes(config)
+    views = _index_views(config)
+    keys = [
+        SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust, view=_find_view(k, views))
+        for k in config.auth.keys
+    ]
+    secret = config.auth.psk or psk
+    if secret:
+        keys.insert(0, SharedKey(principal_id=OPERATOR_ID, secret=secret))
+    owners: dict[bytes, str] = {}
+    for key in keys:
+        other_id = owners.setdefault(key.digest, key.principal_id)
+        if other_id != key.principal_id:
+            raise ConfigError(f"auth: '{other_id}' and '{key.principal_id}' have the same key")
+        _check_name(key, config)
+    host, _ = parse_listen(config.listen)
+    if not keys and not config.auth.issuers and not is_loopback(host):
+        raise ConfigError(
+            f"listen: a node without any key may listen on loopback only, not on {host}. Set auth.psk or auth.keys"
+        )
+    return SharedKeys(keys)
+
+
+def build_resolver(
+    config: Config, keys: SharedKeys, base: Path, count_attempt: Callable[[str, str], None], stack: AsyncExitStack
+) -> Resolver:
+    """Raises ConfigError."""
+    tokens = None
+    if config.auth.issuers:
+        http = OutboundClient()  # unguarded: the operator configured these addresses
+        stack.push_async_callback(http.aclose)
+        # Loaded on demand: most nodes need no cryptography.
+        trusted_issuers = load_module("a2a_fabric.identity.trusted_issuers")
+        tokens = trusted_issuers.build_trusted_tokens(config.auth.issuers, base, config.public_url, http)
+        stack.push_async_callback(tokens.aclose)
+    return Resolver(keys, _make_anonymous_principal(config), count_attempt, tokens, config.views)
+
+
+def build_token_middleware(config: Config, identify: Resolver) -> TokenMiddleware | None:
+    if not config.auth.issuers:
+        return None
+    grants: dict[str, tuple[str, ...]] = {}
+    for issuer in config.auth.issuers:
+        for word, scopes in issuer.grants.items():
+            grants[word] = (*grants.get(word, ()), *scopes)
+    return TokenMiddleware(identify.verify_token, list_token_issuers(config), grants, config.public_url)
+
+
+def build_logins(
+    store: LoginStore,
+    environ: Mapping[str, str],
+    find_target: Callable[[str], LoginTarget | None],
+    base_url: Callable[[], str | None],
+    stack: AsyncExitStack,
+    *,
+    in_memory: bool,
+) -> Logins:
+    """The guarded client is for authorization servers that an agent names, not the operator."""
+    http, guarded_http = OutboundClient(), OutboundClient(Guard())
+    stack.push_async_callback(http.aclose)
+    stack.push_async_callback(guarded_http.aclose)
+
+    def load() -> LoginCipher:
+        return load_cipher(environ, find_state_folder(environ), in_memory=in_memory)
+
+    return Logins(store, OAuthClient(http, guarded_http), load, find_target, base_url)
+
+
+def list_token_issuers(config: Config) -> tuple[str, ...]:
+    """The issuers from which callers can get a token for this node."""
+    return tuple(each.issuer for each in config.auth.issuers if each.is_server)
+
+
+def list_exposure_warnings(config: Config) -> list[str]:
+    """One warning for each setting that lets callers from other machines in without credentials."""
+    host, _ = parse_listen(config.listen)
+    if is_loopback(host):
+        return []
+    messages: list[str] = []
+    if config.auth.anonymous:
+        messages.append(
+            f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
+            "they may call every agent of trust tier 'public'. To keep them out, remove auth.anonymous, or listen on "
+            "127.0.0.1 behind a proxy that authenticates"
+        )
+    for table in config.doors:
+        tier = table.get("anonymous")
+        if tier is not None:
+            messages.append(
+                f"doors: {table.get('kind')}: anonymous: {tier} lets callers without credentials in at "
+                f"{config.listen}, which other machines can reach, and trusts them as '{tier}'. To keep them out, "
+                "remove it, or listen on 127.0.0.1"
+            )
+    return messages
+
+
+def list_view_warnings(config: Config, manifests: Iterable[Manifest]) -> list[str]:
+    """One warning for each view that includes nothing of these agents and tools, or everything."""
+    offered, warnings = list(manifests), list[str]()
+    for view in config.views:
+        if not any(map(view.may_include, offered)):
+            warnings.append(
+                f"views: '{view.name}' matches no agent and no tool, so its callers see nothing. Compare its patterns "
+                "with the output of: a2a-fabric tools list"
+            )
+        elif all(view.includes(manifest, EVERY_CAPABILITY) for manifest in offered):
+            warnings.append(
+                f"views: '{view.name}' matches every agent and every tool, so it hides nothing. Name what it is to "
+                "include in agents, tools, tags or tiers"
+            )
+    return warnings
+
+
+def _index_views(config: Config) -> dict[str, View]:
+    """Raises ConfigError for two views of one name."""
+    views: dict[str, View] = {}
+    for view in config.views:
+        if view.name in views:
+            raise ConfigError(f"views: there are two views named '{view.name}'. Give each a name of its own")
+        views[view.name] = view
+    return views
+
+
+def _find_view(key: AuthKey, views: Mapping[str, View]) -> View | None:
+    """Raises ConfigError: a key whose view were ignored would see everything."""
+    if key.view is None:
+        return None
+    if key.view not in views:
+        known = ", ".join(views) or "none"
+        raise ConfigError(f"auth: keys: {key.id}: there is no view '{key.view}'. The views of this node are: {known}")
+    return views[key.view]
+
+
+def _make_anonymous_principal(config: Config) -> Principal | None:
+    if not config.auth.anonymous:
+        return None
+    host, _ = parse_listen(config.listen)
+    return Principal(mode="none", principal_id="anonymous", trust="local" if is_loopback(host) else "public")
+
+
+def _check_scopes(config: Config) -> None:
+    declared = [(f"keys: {key.id}", key.scopes or ()) for key in config.auth.keys]
+    for issuer in config.auth.issuers:
+        declared += [
+            (
+                f"issuers: {issuer.id}",
+                (*issuer.scopes, *(each for granted in issuer.grants.values() for each in granted)),
+            )
+        ]
+    for where, scopes in declared:
+        for scope in scopes:
+            if not is_known_scope(scope):
+                kinds = ", ".join(f"{kind}:NAME" for kind in SCOPE_KINDS)
+                raise ConfigError(f"auth: {where}: '{scope[:64]}' is not a scope; use *, metrics, register, or {kinds}")
+
+
+def _check_name(key: SharedKey, config: Config) -> None:
+    """The name of a key must never equal the name of a caller of an issuer."""
+    for issuer in config.auth.issuers:
+        if key.principal_id.startswith(f"{issuer.id}:"):
+            raise ConfigError(f"auth: '{key.principal_id}' could also be a caller of the issuer '{issuer.id}'")

@@ -1,0 +1,113 @@
+"""The tools of each agent as the catalog shows them: chosen by the operator, and held back if they changed.
+
+`select` is called for every agent at every change of the catalog, so its outcome is kept for as long as the agent's
+description, its choice and its approved tools stay the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
+from a2a_fabric.registry.memory import AgentMemory, ToolChange
+from a2a_fabric.registry.tool_choice import ToolTranslation, matches_any, select_tools
+
+_log = logging.getLogger(__name__)
+_NO_CHOICE = ToolChoice()
+_MAX_SHOWN = 20
+
+
+class AgentToolReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`changes` since the tools were approved; `is_held` if they are not listed until then."""
+
+    changes: tuple[ToolChange, ...] = ()
+    is_held: bool = False
+    problems: tuple[str, ...] = ()  # parts of the operator's choice that could not be done
+
+
+class _Selected(msgspec.Struct, frozen=True):
+    declared: Manifest
+    described: Manifest
+    manifest: Manifest
+    report: AgentToolReport
+
+
+_NOTHING = AgentToolReport()
+
+
+class AgentTools:
+    def __init__(self, memory: AgentMemory | None, *, pin_tools: bool) -> None:
+        self._memory = memory
+        self._pin_tools = pin_tools
+        self._selected: dict[str, _Selected] = {}
+        self._translations: dict[str, ToolTranslation] = {}
+
+    @property
+    def translations(self) -> Mapping[str, ToolTranslation]:
+        return dict(self._translations)
+
+    def select(self, declared: Manifest, described: Manifest, *, is_discovered: bool) -> Manifest:
+        """The agent as the catalog holds it."""
+        selected = self._selected.get(declared.agent_id)
+        if selected is None or selected.described is not described or not _has_same_choice(selected.declared, declared):
+            previous = selected.report if selected is not None else _NOTHING
+            selected = self._selected[declared.agent_id] = self._select(declared, described, is_discovered)
+            _log_report(declared.agent_id, selected.report, previous)
+        return selected.manifest
+
+    def keep_only(self, agent_ids: Collection[str]) -> None:
+        for removed_id in self._selected.keys() - set(agent_ids):
+            del self._selected[removed_id]
+            self._translations.pop(removed_id, None)
+
+    def report(self, agent_id: str) -> AgentToolReport:
+        selected = self._selected.get(agent_id)
+        return _NOTHING if selected is None else selected.report
+
+    def approve(self, agent_id: str, patterns: Sequence[str]) -> list[str]:
+        """The names of the changed tools that match; without patterns, all of them."""
+        selected = self._selected.get(agent_id)
+        if selected is None or self._memory is None:
+            return []
+        names = [each.name for each in selected.report.changes if not patterns or matches_any(each.name, patterns)]
+        approved = self._memory.approve(selected.declared, selected.described.capabilities, names)
+        del self._selected[agent_id]
+        return approved
+
+    def _select(self, declared: Manifest, described: Manifest, is_discovered: bool) -> _Selected:
+        changes: list[ToolChange] = []
+        if is_discovered and self._memory is not None:
+            changes = self._memory.find_changes(declared, described.capabilities)
+        is_pinned = self._pin_tools if declared.pin_tools is None else declared.pin_tools
+        held = {normalize_name(change.name) for change in changes} if is_pinned else set()
+        if declared.tools is None and not held:
+            self._translations.pop(declared.agent_id, None)
+            report = AgentToolReport(changes=tuple(changes)) if changes else _NOTHING
+            return _Selected(declared, described, described, report)
+        selection = select_tools(declared.agent_id, described.capabilities, declared.tools or _NO_CHOICE, held)
+        self._translations[declared.agent_id] = selection.translation
+        manifest = msgspec.structs.replace(described, capabilities=selection.capabilities, tools=None, pin_tools=None)
+        report = AgentToolReport(changes=tuple(changes), is_held=bool(held), problems=selection.problems)
+        return _Selected(declared, described, manifest, report)
+
+
+def _has_same_choice(first: Manifest, second: Manifest) -> bool:
+    return first is second or (first.tools == second.tools and first.pin_tools == second.pin_tools)
+
+
+def _log_report(agent_id: str, report: AgentToolReport, previous: AgentToolReport) -> None:
+    """Once for each set of tools: a server that changes the same tool again and again is reported once."""
+    names = [change.name for change in report.changes]
+    if set(names) - {change.name for change in previous.changes}:
+        _log.warning(
+            "agent %s changed what these tools say since they were approved%s: %s. See: a2a-fabric tools diff %s",
+            agent_id,
+            ", so they are held back" if report.is_held else "",
+            ", ".join(names[:_MAX_SHOWN]),
+            agent_id,
+        )
+    for problem in report.problems:
+        if problem not in previous.problems:
+            _log.warning("agent %s: %s", agent_id, problem)

@@ -1,0 +1,131 @@
+"""The steps at the entry of the pipeline: observe (one log line, one metrics update), authorize, limit.
+
+The last two refuse a call before an agent is asked: by policy, for delegation loops, and for limits. A job is counted
+per minute when it is accepted, so that its caller is told at once when it is over the limit; when the job runs, it
+takes a slot among the concurrent calls like any other call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from a2a_fabric.core.call import Call, Emit, Handler, Step
+from a2a_fabric.core.errors import FabricError, RateLimited
+from a2a_fabric.core.limits import FairLimit, TokenBuckets
+from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse_call, reveal_to_operator
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.propagation import DelegationGuard, current_trace
+from a2a_fabric.core.result import Result
+
+
+class Observer(Protocol):
+    """Records how calls end."""
+
+    def record_success(self, call: Call, result: Result, seconds: float) -> None: ...
+
+    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
+        """`code` is CANCELLED when the caller left."""
+        ...
+
+
+def observe(observer: Observer) -> Step:
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            started = time.perf_counter()
+            token = current_trace.set(call.trace)
+            try:
+                result = await inner(call, emit)
+            except BaseException as exc:
+                code, message = _describe_failure(exc)
+                observer.record_failure(call, code, message, time.perf_counter() - started)
+                if isinstance(exc, FabricError):
+                    reveal_to_operator(exc, call.auth)
+                raise
+            finally:
+                current_trace.reset(token)
+            observer.record_success(call, result, time.perf_counter() - started)
+            return result
+
+        return handle
+
+    return step
+
+
+def _describe_failure(exc: BaseException) -> tuple[str, str]:
+    if isinstance(exc, FabricError):
+        exc.is_logged = True
+        return exc.code, exc.full_message
+    if isinstance(exc, asyncio.CancelledError):
+        return "CANCELLED", "the caller left"
+    return "INTERNAL_ERROR", "see the traceback under this trace id"
+
+
+class AgentRegistry(Protocol):
+    @property
+    def catalog(self) -> AgentIndex:
+        """The catalog in force now; it is replaced as a whole."""
+        ...
+
+
+def authorize(registry: AgentRegistry, delegation_guard: DelegationGuard | None = None) -> Step:
+    """Refuses calls that policy does not allow, and calls that went in a circle."""
+    delegation_guard = delegation_guard or DelegationGuard()
+
+    def step(inner: Handler) -> Handler:
+        def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
+            target = call.target
+            manifest = registry.catalog.get(target.agent_id)
+            if call.delegation_chain:
+                delegation_guard.check(call.delegation_chain, None if manifest is None else manifest.agent_id)
+            if manifest is not None:
+                reason = find_refusal(call.auth, manifest, target.capability)
+            else:
+                reason = find_refusal_of_unknown(call.auth, target.agent_id, target.capability)
+            if reason is not None:
+                raise refuse_call(call.auth, reason, target.agent_id, target.capability)
+            return inner(call, emit)
+
+        return handle
+
+    return step
+
+
+class CallRateLimit:
+    """How many calls each principal may make in a minute; None means no limit."""
+
+    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._buckets = None if per_minute is None else TokenBuckets(per_minute, clock)
+
+    def count(self, principal_id: str | None, calls: int = 1) -> None:
+        """Raises RateLimited."""
+        if self._buckets is not None:
+            _, wait = self._buckets.take(principal_id, calls)
+            if wait:
+                raise RateLimited(f"More than {self.per_minute} calls a minute; try again in {wait:.1f} s", wait)
+
+
+def limit(calls: FairLimit, rate: CallRateLimit | None = None) -> Step:
+    """Limits concurrent calls, shared fairly among principals, and the calls of each principal per minute.
+
+    `rate` is None for calls that were counted before.
+    """
+    if rate is not None and rate.per_minute is None:
+        rate = None
+
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            caller = call.auth.principal_id
+            calls.acquire(caller)
+            try:
+                if rate is not None:
+                    rate.count(caller)
+                return await inner(call, emit)
+            finally:
+                calls.release(caller)
+
+        return handle
+
+    return step

@@ -1,0 +1,135 @@
+"""`a2a-fabric tools` and `a2a-fabric log` beside a running node: what the commands change takes effect at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.importing.agents_yaml import set_excluded_tools
+from a2a_fabric.yamlfile import YAMLFile
+from tests.doors.test_first_list import SERVER, offer, tool
+from tests.system.node import Node, running_node, until
+
+AGENTS = f"""# My servers.
+agents:
+  - agent_id: github   # the forge
+    runtime: mcp
+    endpoint: {{command: [{sys.executable}, -S, {SERVER}, TOOLS]}}
+
+  # A comment about nothing.
+  - agent_id: last
+    endpoint: {{uri: "http://127.0.0.1:9"}}
+    capabilities: [{{name: act}}]
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    path = offer(folder, "github", [tool("search", "Searches."), tool("delete_repo"), tool("delete_branch")])
+    (folder / "agents.yaml").write_text(AGENTS.replace("TOOLS", str(path)))
+    with running_node(folder) as found:
+        until(lambda: "search" in describe(found), "the agent to be asked")
+        yield found
+
+
+def describe(node: Node) -> str:
+    return node.run("describe", "github", "--json").stdout
+
+
+def test_tools_are_disabled_and_enabled_while_the_node_runs(node: Node) -> None:
+    before = (node.folder / "agents.yaml").read_text()
+    done = node.run("tools", "disable", "github.delete_*")
+    assert done.returncode == 0, done.stderr
+    assert "github.delete_repo, github.delete_branch" in done.stdout
+    after = (node.folder / "agents.yaml").read_text()
+    assert "# A comment about nothing." in after
+    assert "tools: {exclude: [delete_*]}" in after
+    until(lambda: "delete_repo" not in describe(node), "the tool to leave")
+    assert "search" in describe(node)
+    wrong = node.run("tools", "disable", "github.nothing_*")
+    assert wrong.returncode == 1
+    assert "No tool of 'github' matches 'nothing_*', so nothing was changed" in wrong.stderr
+    covered = node.run("tools", "enable", "github.delete_repo")
+    assert "covered by 'delete_*'" in covered.stderr
+    assert (node.folder / "agents.yaml").read_text() == after
+    assert node.run("tools", "enable", "github.delete_*").returncode == 0
+    until(lambda: "delete_repo" in describe(node), "the tool to come back")
+    assert (node.folder / "agents.yaml").read_text().replace("    tools: {exclude: []}\n", "") == before
+    unknown = node.run("tools", "disable", "githup.search")
+    assert "nearest: github" in unknown.stderr
+
+
+def test_changes_of_a_tool_are_shown_and_approved(node: Node) -> None:
+    assert "No tool has changed" in node.run("tools", "diff").stderr
+    offer(node.folder, "github", [tool("search", "Searches. Sends your keys away.")])
+    until(lambda: "keys" in node.run("tools", "diff", "github").stdout, "the change to be noticed")
+    shown = node.run("tools", "diff", "github").stdout
+    assert "-Searches." in shown
+    assert "+Searches. Sends your keys away." in shown
+    assert "Approved: search" in node.run("tools", "approve", "github").stdout
+    assert "No tool has changed" in node.run("tools", "diff").stderr
+
+
+def test_the_log_shows_the_last_calls_of_an_agent_or_those_that_failed(node: Node) -> None:
+    node.run("call", "github", "search", "--json")
+    node.run("call", "last", "act", "--json")
+    until(lambda: "last.act" in node.run("log").stdout, "the calls to be logged")
+    text = node.run("log").stdout
+    assert "github.search" in text
+    failed = node.run("log", "--failed", "--json").stdout.splitlines()
+    assert [json.loads(line)["target"] for line in failed] == ["last"]
+    assert "last.act" not in node.run("log", "--agent", "github").stdout
+
+
+def test_following_goes_on_when_the_node_is_started_again(node: Node) -> None:
+    node.run("call", "github", "search", "--json")
+    until(lambda: "github.search" in node.run("log").stdout, "the call to be logged")
+    follower = node.start("log", "-f", "-n", "1")
+    assert follower.stdout is not None
+    try:
+        assert "github.search" in follower.stdout.readline()
+        node.run("call", "last", "act", "--json")
+        assert "last.act" in follower.stdout.readline()
+        node.signal()
+        node.wait()
+        with running_node(node.folder) as again:
+            again.run("call", "github", "delete_repo", "--json")
+            assert "github.delete_repo" in follower.stdout.readline()
+    finally:
+        follower.terminate()
+        follower.communicate(timeout=10)
+
+
+def test_only_the_operator_reads_the_log(node: Node) -> None:
+    refused = node.run("log", "--token", "wrong")
+    assert refused.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("- agent_id: a\n  endpoint: {uri: x}\n", ["x_*"]),
+        ("agents:\n- agent_id: a\n  tools:\n    rename: {a: b}\n  endpoint: {uri: x}\n# end\n", ["x", "y"]),
+        ("agents:\n- agent_id: a\n  tools:\n    exclude:\n    - old  # why\n    - older\n    include: [z]\n", ["old"]),
+        ("agents:\n  - {agent_id: a, endpoint: {uri: x}}\n", ["it's"]),
+        ("agents:\n  - agent_id: a\n    tools: {include: [a], exclude: [b]}\n    endpoint: {uri: x}", []),
+        ("agents:\n  - agent_id: a\n    tools:\n    endpoint: {uri: x}\n", ["q"]),
+    ],
+)  # fmt: skip
+def test_only_the_list_of_excluded_tools_changes(text: str, patterns: list[str]) -> None:
+    before, after = YAMLFile("f", text).value, YAMLFile("f", set_excluded_tools(text, "a", patterns, "f")).value
+    [old], [new] = (value["agents"] if isinstance(value, dict) else value for value in (before, after))
+    assert new == {**old, "tools": {**(old.get("tools") or {}), "exclude": patterns}}
+
+
+def test_an_entry_that_cannot_be_changed_safely_is_left_alone() -> None:
+    text = "base: &base {agent_id: a}\nagents:\n  - <<: *base\n"
+    with pytest.raises(ConfigError, match="write `tools"):
+        set_excluded_tools(text, "a", ["x"], "f")

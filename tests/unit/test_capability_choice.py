@@ -1,0 +1,122 @@
+"""Which capability answers a message that names none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Input
+from a2a_fabric.core.capability_choice import choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.runtimes.context import complete_manifest
+
+
+def schema(*names: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string" if name == "text" else "integer"} for name in names},
+        "required": list(names),
+    }
+
+
+SUMMARIZE = Capability(name="summarize", description="Make a long text short.", input_schema=schema("text"))
+TRANSLATE = Capability(name="translate-text", description="Into another language.", input_schema=schema("text"))
+ADD = Capability(name="add", description="The sum of two numbers.", input_schema=schema("a", "b"))
+ERASE = Capability(name="erase", side_effects="writes", input_schema=schema("text"))
+TALK = Capability(name="chat")
+
+
+def choose(text: str, *capabilities: Capability, **context: Any) -> str:
+    return choose_unnamed_capability(capabilities, Input(task=text, context=context)).capability.name
+
+
+def test_one_capability_needs_no_choice() -> None:
+    choice = choose_unnamed_capability([ADD], Input(task="hello"))
+    assert (choice.capability, choice.reason) == (ADD, None)
+    assert choose("hello") == "message"  # of an agent that has not said what it can do
+
+
+def test_the_declared_default_answers_whatever_the_words_are() -> None:
+    default = msgspec.structs.replace(ADD, default=True)
+    choice = choose_unnamed_capability([SUMMARIZE, default], Input(task="summarize this"))
+    assert choice.capability.name == "add"
+    assert choice.reason == ("The message names no capability. 'add' answers, because it is the agent's default.")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Please summarize: the quick brown fox", "summarize"),
+        ("Translating this would help me", "translate-text"),
+        ("translate text please, then summarize nothing", "translate-text"),
+        ("what is the sum of 2 and 3", "add"),
+        ("say it in the language of poets", "translate-text"),
+    ],
+)
+def test_else_the_words_of_the_message_decide(text: str, name: str) -> None:
+    assert choose(text, SUMMARIZE, TRANSLATE, ADD) == name
+
+
+def test_without_a_common_word_a_capability_for_conversation_answers_and_else_the_first_that_fits() -> None:
+    assert choose("good morning", ADD, SUMMARIZE, TALK) == "chat"
+    assert choose("good morning", ADD, SUMMARIZE, TRANSLATE) == "summarize"
+    assert choose("", SUMMARIZE, ADD, a=1, b=2) == "add"
+    assert choose("", SUMMARIZE, ADD, unknown=1) == "summarize"
+
+
+def test_a_capability_that_changes_something_is_chosen_by_its_whole_name_only() -> None:
+    erase = Capability(
+        name="erase-files",
+        description="Erase old files of a folder.",
+        side_effects="writes",
+        input_schema=schema("text"),
+    )
+    assert choose("how old are the files of this folder?", erase, TALK) == "chat"
+    assert choose("erase files older than a week", erase, TALK) == "erase-files"
+
+
+def test_a_capability_that_changes_something_is_not_taken_for_being_first() -> None:
+    assert choose("good morning", ERASE, SUMMARIZE) == "summarize"
+    assert choose("erase everything", SUMMARIZE, ERASE) == "erase"
+
+
+def test_two_defaults_are_refused() -> None:
+    one, other = (msgspec.structs.replace(each, default=True) for each in (ADD, TALK))
+    with pytest.raises(ValueError, match="only one capability may be the default, not add, chat"):
+        Manifest(agent_id="a", endpoint={}, capabilities=(one, other))
+    declared = [{"name": name, "default": True} for name in ("x", "y")]
+    with pytest.raises(msgspec.ValidationError, match="only one capability may be the default"):
+        msgspec.convert({"agent_id": "a", "endpoint": {}, "capabilities": declared}, Manifest)
+
+
+def test_the_operators_default_wins_over_the_agents_own() -> None:
+    operators = Manifest(
+        agent_id="a", endpoint={}, capabilities=(msgspec.structs.replace(ADD, default=True), SUMMARIZE)
+    )
+    agents_own = Manifest(
+        agent_id="a", endpoint={}, capabilities=(ADD, msgspec.structs.replace(SUMMARIZE, default=True))
+    )
+    complete = complete_manifest(operators, agents_own)
+    assert [each.name for each in complete.capabilities if each.default] == ["add"]
+    nothing_declared = Manifest(agent_id="a", endpoint={}, capabilities=(ADD, SUMMARIZE))
+    complete = complete_manifest(nothing_declared, agents_own)
+    assert [each.name for each in complete.capabilities if each.default] == ["summarize"]
+
+
+def test_of_several_agents_the_mentioned_one_answers_and_else_the_one_with_the_nearest_words() -> None:
+    writer = Manifest(agent_id="writer", endpoint={}, capabilities=(SUMMARIZE, TRANSLATE), tags=("prose",))
+    adder = Manifest(agent_id="adder", endpoint={}, capabilities=(ADD,))
+    greeter = Manifest(agent_id="greeter", endpoint={}, capabilities=(msgspec.structs.replace(TALK, default=True),))
+    agents = [writer, adder, greeter]
+    assert choose_unnamed_agent(agents, "adder, please translate").manifest is adder
+    assert choose_unnamed_agent(agents, "some prose for the sum of it").manifest is writer
+    choice = choose_unnamed_agent(agents, "the sum of it")
+    assert choice.manifest is adder
+    assert choice.reason == (
+        "The message names no agent. 'adder' answers, because its words are the nearest to those of the message."
+    )
+    assert choose_unnamed_agent(agents, "good morning").manifest is greeter
+    assert choose_unnamed_agent(agents[:2], "good morning").manifest is writer
+    assert choose_unnamed_agent([adder], "good morning").reason is None
