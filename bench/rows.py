@@ -84,7 +84,7 @@ async def why_not_ready(row: Row, within: float = 60.0) -> str | None:
 async def alternate(rows: Sequence[Row], effort: Effort) -> None:
     for number in range(effort.rounds + 1):
         for connections in CONNECTIONS:
-            for row in rows:
+            for row in rows if number % 2 else reversed(rows):  # neither of two neighbours is always the first
                 result = await row.measure(connections, effort.seconds if number else effort.warm_up)
                 if number:  # the first round only warms up
                     row.rounds.setdefault(connections, []).append(result)
