@@ -53,9 +53,9 @@ def _rows(cores: Cores) -> Iterator[list[Row]]:
         _node(upstream.port, "never", cores) as quick,
     ):
         yield [
-            Row(SDK, *sdk, _repeat_message(sdk.port, "/", "")),
-            Row("fabric node, tasks", *tasks, _repeat_message(tasks.port, "/agents/echo", TOKEN)),
-            Row("fabric node, messages", *quick, _repeat_message(quick.port, "/agents/echo", TOKEN)),
+            Row(SDK, *sdk, repeat_message(sdk.port, "/", "")),
+            Row("fabric node, tasks", *tasks, repeat_message(tasks.port, "/agents/echo", TOKEN)),
+            Row("fabric node, messages", *quick, repeat_message(quick.port, "/agents/echo", TOKEN)),
         ]
 
 
@@ -63,6 +63,6 @@ def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[Ser
     return processes.node(_MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
 
 
-def _repeat_message(port: int, path: str, token: str) -> load.OpenConnection:
+def repeat_message(port: int, path: str, token: str) -> load.OpenConnection:
     headers = {"A2A-Version": "1.0"}
     return load.repeat_request(load.request(port, path, BODY, token=token, headers=headers), b'"result"')

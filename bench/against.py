@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench import calls, load, mcp_rows, processes
+from bench import a2a_rows, calls, load, mcp_rows, processes, starts
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, why_not_ready
@@ -33,9 +33,10 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
         processes.wait_for(mcp_server.port)
         uri = f"http://127.0.0.1:{mcp_server.port}/mcp"
         manifests = calls.manifests(http_agent.port) + mcp_rows.manifests(uri)
+        sources: dict[str, Path | None] = {"this code": ROOT / "src", revision: other / "src"}
         pairs: dict[str, list[Row]] = {}
-        for name, source in (("this code", ROOT / "src"), (revision, other / "src")):
-            node = stack.enter_context(processes.node(manifests, cores.gateway, source=source))
+        for name, source in sources.items():
+            node = stack.enter_context(processes.node(manifests, cores.gateway, settings=_SETTINGS, source=source))
             for row in _rows(name, node):
                 pairs.setdefault(row.era, []).append(row)
         rows = [row for pair in pairs.values() for row in pair]
@@ -45,6 +46,13 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
                 raise SystemExit(f"{row.era} of {row.name} does not answer: {why}")
         runner.run(alternate(rows, effort))
         _show(pairs, revision)
+        first, *_ = pairs.values()
+        targets = [calls.CallTarget(row.name, row.port, row.pid, "/mcp/call", TOKEN) for row in first]
+        runner.run(calls.measure_streams(targets, effort.rounds))
+        starts.run(runner, cores, sources)
+
+
+_SETTINGS = "doors: [{kind: fabric}, {kind: mcp}, {kind: a2a, replay_seconds: 0}]\n"
 
 
 def _rows(name: str, node: ServerProcess) -> list[Row]:
@@ -56,6 +64,7 @@ def _rows(name: str, node: ServerProcess) -> list[Row]:
         Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
         Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),
         Row(name, *node, stateless(port, "/mcp", "old_add", TOKEN), "MCP, stateless to handshake"),
+        Row(name, *node, a2a_rows.repeat_message(port, "/agents/echo", TOKEN), "A2A, a durable task"),
     ]
 
 
