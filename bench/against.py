@@ -48,7 +48,7 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
         _show(pairs, revision)
         first, *_ = pairs.values()
         targets = [calls.CallTarget(row.name, row.port, row.pid, "/mcp/call", TOKEN) for row in first]
-        runner.run(calls.measure_streams(targets, effort.rounds))
+        runner.run(calls.measure_streams(targets, min(effort.rounds, 9)))
         starts.run(runner, cores, sources)
 
 

@@ -247,9 +247,10 @@ class Fabric:
         handler = JSONHandler(writer)
         for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
             logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            stack.callback(logger.removeHandler, handler)
             logger.addHandler(handler)
             logger.setLevel(level)
-            stack.callback(logger.removeHandler, handler)
         return Telemetry(writer, Metrics(__version__), self._find_agent, payloads=self.config.log.payloads)
 
     def _find_agent(self, agent_id: str) -> Manifest | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.port = 0
         self.is_mute = False  # then nothing comes back
+        self.replies_to_lose = 0  # so many more replies break their connection
         self._to = port
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
@@ -93,7 +94,7 @@ class Wire:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         self._open |= {writer, back}
-        for passing in (_passed(reader, back), _passed(there, writer, lambda: self.is_mute)):
+        for passing in (_passed(reader, back), _passed(there, writer, self)):
             task = asyncio.create_task(passing)
             self._passing.add(task)
             task.add_done_callback(self._passing.discard)
@@ -103,12 +104,14 @@ class Wire:
         await asyncio.gather(*self._passing)
 
 
-async def _passed(
-    source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_mute: Callable[[], bool] = lambda: False
-) -> None:
+async def _passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter, wire: Wire | None = None) -> None:
     with suppress(ConnectionError):
         while data := await source.read(65536):
-            if not is_mute():
+            if wire is not None and wire.replies_to_lose:
+                wire.replies_to_lose -= 1
+                sink.transport.abort()
+                return
+            if wire is None or not wire.is_mute:
                 sink.write(data)
                 await sink.drain()
     sink.close()

@@ -17,7 +17,7 @@ from a2a_fabric.connecting.clients import CLIENTS
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
 from tests.fixtures.mcp_servers.serving import EVERYDAY
-from tests.system.node import COMMAND, environment, running_node
+from tests.system.node import COMMAND, environment, running_node, until
 from tests.system.test_import import Folder, entry_in, folder
 
 __all__ = ["folder"]
@@ -106,7 +106,7 @@ def test_mcp_with_the_files_of_the_running_node_uses_that_node(tmp_path: Path) -
             check=False,
         )
         assert "here" in done.stdout
-        assert '"capability":"say"' in node.said
+        until(lambda: '"capability":"say"' in node.said, "the node to log the call")
 
 
 def test_imported_servers_are_taken_out_and_come_back(folder: Folder) -> None:

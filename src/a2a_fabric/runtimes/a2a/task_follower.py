@@ -338,6 +338,8 @@ class TaskFollower:
         for _ in range(_MAX_TASK_SEARCHES):
             try:
                 tasks = await self._client.list_tasks(self.message.context_id, self._poll_options)
+            except (UpstreamInterrupted, AgentOffline, AgentBusy):
+                tasks = []  # what broke the connection of the message may break this request, too
             except FabricError as exc:
                 self.cannot_list_tasks = upstream_reason(exc) in UNSUPPORTED_REASONS
                 return ""
