@@ -211,6 +211,36 @@ async def test_the_handshake_era_answers_a_cancelled_request(node: Node, percy: 
         assert answer["error"]["code"] == -32800
 
 
+async def test_a_cancelled_request_is_answered_after_the_node_has_begun_to_ping(node: Node, percy: Percy) -> None:
+    async with Session(node) as session, asyncio.timeout(PATIENCE):
+        asking = asyncio.ensure_future(session.answer(WAITING))
+        await percy.started.wait()
+        [reply] = node.fabric.doors[1].hot["/mcp"]._fast_path._ping_timers._expires_at  # type: ignore[attr-defined]
+        reply.expire()  # as after 15 seconds
+        await reply._ping_task
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+        async with session.post(cancel) as accepted:
+            assert accepted.status == 202
+        assert (await asking)["error"]["code"] == -32800
+
+
+@ways
+@eras
+async def test_a_client_may_close_as_soon_as_it_has_cancelled(
+    node: Node, percy: Percy, connect: Connect, mode: str
+) -> None:
+    for _ in range(3):
+        percy.started.clear()
+        async with connect(node, mode) as connected:
+            calling = asyncio.ensure_future(connected.call_tool("percy_wait", {"task": "x"}))
+            await soon(percy.started)
+            calling.cancel()
+            await asyncio.wait({calling})
+        assert calling.cancelled()
+        await soon(percy.cancelled)
+        percy.cancelled.clear()
+
+
 async def test_no_stream_is_counted_after_it_ended(node: Node, percy: Percy) -> None:
     async def listen(progress: float, total: float | None, message: str | None) -> None:
         pass

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.environments import NotInstalled
 from tests.fixtures.mcp_clients.looks import QUICK_LOOKS, Look, find_faults
-from tests.fixtures.public_servers import SLOW_TOOL, PublicServers, list_directly, node_with_public_servers
+from tests.fixtures.public_servers import PublicServers, list_directly, node_with_public_servers
 from tests.system.node import until
 
 
@@ -34,23 +34,16 @@ def listed(servers: PublicServers) -> set[str]:
 async def test_a_client_sees_every_tool_and_reaches_every_server(
     servers: PublicServers, listed: set[str], look: Look
 ) -> None:
-    cancelled_before = count_cancelled(servers)
+    cancelled_before = servers.count_cancelled()
     try:
         seen = await look(servers)
     except NotInstalled as missing:
         pytest.skip(f"the client cannot be installed here: {str(missing)[:300]}")
     assert not find_faults(seen, servers, listed)
-    until(lambda: count_cancelled(servers) == cancelled_before + 1, "the node to cancel the slow call", 10.0)
+    until(lambda: servers.count_cancelled() == cancelled_before + 1, "the node to cancel the slow call")
 
 
 def test_importing_needs_nothing_but_the_client_s_file(servers: PublicServers) -> None:
     agents = servers.node.json("agents")["agents"]
     assert {agent["agent_id"] for agent in agents} == {*servers.calls}
     assert {agent["status"] for agent in agents} == {"online"}
-
-
-def count_cancelled(servers: PublicServers) -> int:
-    """Slow calls that the node has logged as cancelled."""
-    capability = SLOW_TOOL.removeprefix("everything_").replace("_", "-")
-    lines = [line for line in servers.node.said.splitlines() if f'"capability":"{capability}"' in line]
-    return sum('"error_code":"CANCELLED"' in line for line in lines)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
@@ -268,14 +269,30 @@ class FastPath:
         request_context: DirectRequestContext,
         send: Send,
         shortcut: Shortcut,
+        pop_cancellation: Callable[[], bool],
     ) -> Questions | None:
-        """The agent's questions, if it asks and nothing has been sent yet; then the SDK asks the client."""
-        meta = params.meta
-        trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
+        """The agent's questions, if it asks and nothing has been sent yet; then the SDK asks the client.
+
+        `pop_cancellation` tells whether the client cancelled the request by a notification.
+        """
+        trace = request_context.trace_from_header(params.meta.traceparent)
         reply = McpReply(request_id, send, self._get_ping_timers(), shortcut, trace)
-        if isinstance(params, HandshakeListParams):
+        try:
+            if isinstance(params, HandshakeCallParams):
+                return await self._answer_call_in_session(reply, params, request_context, trace)
             await self._send_tool_list(reply, request_context, trace, b"")
-            return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if shortcut.client_disconnected or not pop_cancellation() or task is None:
+                raise
+            task.uncancel()
+            await reply.send_cancelled()
+        return None
+
+    async def _answer_call_in_session(
+        self, reply: McpReply, params: HandshakeCallParams, request_context: DirectRequestContext, trace: Trace
+    ) -> Questions | None:
+        chain = params.meta.delegation_chain
         call = ToolCall(self._context, self._catalog, request_context, params.name, trace, meta_chain=chain)
         with reply:
             try:

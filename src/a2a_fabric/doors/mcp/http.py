@@ -31,7 +31,6 @@ from a2a_fabric.doors.edge import (
     reject_handshake,
     replay_body,
     run_until_disconnect,
-    send_reply,
     take_buffered_body,
 )
 from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeListParams
@@ -224,18 +223,12 @@ class McpHttpEndpoint:
         fast_session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
             request_context.pending_questions = await fast_path.answer_in_session(
-                request_id, params, request_context, send, shortcut
+                request_id, params, request_context, send, shortcut, partial(fast_session.pop_cancellation, request_id)
             )
         except asyncio.CancelledError:
-            if shortcut.client_disconnected:
-                return True
-            if not fast_session.pop_cancellation(request_id):
+            if not shortcut.client_disconnected:
                 raise
-            fast_session.running[request_id].uncancel()
-            cancelled = McpProtocolError(wire.REQUEST_CANCELLED, "Request cancelled", status=200)
-            trace = request_context.trace_from_header(params.meta.traceparent)
-            body = wire.render_error(cancelled, request_id)
-            await send_reply(send, 200, body, [(b"x-trace-id", trace.trace_id.encode())])
+            return True
         finally:
             fast_session.finish_request(request_id, time.monotonic())
         return request_context.pending_questions is None

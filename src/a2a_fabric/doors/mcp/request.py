@@ -184,6 +184,14 @@ class McpReply:
     async def send_error(self, error: McpProtocolError) -> None:
         await self._send_last(wire.render_error(error, msgspec.Raw(self._id)), error.status)
 
+    async def send_cancelled(self) -> None:
+        """End a cancelled request, as the SDK's server does: as an event, also when nothing was streamed before.
+
+        The client may be closing its session. The SDK's client then drops an event, but fails on a JSON reply.
+        """
+        cancelled = McpProtocolError(wire.REQUEST_CANCELLED, "Request cancelled")
+        await self._write(_encode_frame(wire.render_error(cancelled, msgspec.Raw(self._id))), more=False)
+
     async def send_notification(self, method: str, params: Any) -> None:
         notification = {"jsonrpc": "2.0", "method": method}
         body = _encode(notification if params is None else {**notification, "params": params})
