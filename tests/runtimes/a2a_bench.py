@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.port = 0
         self.is_mute = False  # then nothing comes back
-        self.replies_to_lose = 0  # so many more replies break their connection
+        self.cuts = 0  # that many connections break as soon as something is said on them
         self._to = port
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
@@ -92,9 +92,14 @@ class Wire:
             writer.transport.abort()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.cuts:
+            self.cuts -= 1
+            await reader.read(1)
+            writer.transport.abort()
+            return
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         self._open |= {writer, back}
-        for passing in (_passed(reader, back), _passed(there, writer, self)):
+        for passing in (_passed(reader, back), _passed(there, writer, lambda: self.is_mute)):
             task = asyncio.create_task(passing)
             self._passing.add(task)
             task.add_done_callback(self._passing.discard)
@@ -104,14 +109,12 @@ class Wire:
         await asyncio.gather(*self._passing)
 
 
-async def _passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter, wire: Wire | None = None) -> None:
+async def _passed(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_mute: Callable[[], bool] = lambda: False
+) -> None:
     with suppress(ConnectionError):
         while data := await source.read(65536):
-            if wire is not None and wire.replies_to_lose:
-                wire.replies_to_lose -= 1
-                sink.transport.abort()
-                return
-            if wire is None or not wire.is_mute:
+            if not is_mute():
                 sink.write(data)
                 await sink.drain()
     sink.close()

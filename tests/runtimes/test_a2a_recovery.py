@@ -72,15 +72,19 @@ async def test_a_lost_reply_is_found_again_by_its_message(
     assert len(served.executor.sent) == 1
 
 
-@pytest.mark.parametrize("line", [line for line in NEW_LINES if not line.startswith("grpc")])  # reconnects by itself
-async def test_a_lost_reply_is_found_again_though_the_first_search_is_lost_too(
+@pytest.mark.parametrize("line", NEW_LINES)
+async def test_a_lost_reply_is_searched_for_again_if_the_search_is_lost_too(
     stack: AsyncExitStack, served: Served, line: str, tmp_path: Path
 ) -> None:
     wire, agent = await through_a_wire(stack, served, line)
     go_on = tmp_path / "go_on"
+    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
+    await until(lambda: bool(served.executor.sent), PATIENCE)
+    wire.cuts = 1
+    wire.cut()
     go_on.touch()
-    wire.replies_to_lose = 2
-    assert (await agent(call_of("wait", go_on=str(go_on)), ignore_event)).data == {"answer": "half and half"}
+    assert (await asking).data == {"answer": "half and half"}
+    assert wire.cuts == 0
     assert len(served.executor.sent) == 1
 
 

@@ -219,6 +219,7 @@ async def _open_channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", reply_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", 200),  # a lost reply is searched for within a second
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
         ("grpc.min_reconnect_backoff_ms", 5000),  # also the connect time-out, which is 20 s by default
         ("grpc.enable_http_proxy", 0),  # a proxy would bypass the guard

@@ -335,16 +335,17 @@ class TaskFollower:
                 else ""
             )
         delays = backoff_delays()
-        for _ in range(_MAX_TASK_SEARCHES):
+        for number in range(_MAX_TASK_SEARCHES):
+            if number:
+                await asyncio.sleep(4 * next(delays))
             try:
                 tasks = await self._client.list_tasks(self.message.context_id, self._poll_options)
             except (UpstreamInterrupted, AgentOffline, AgentBusy):
-                tasks = []  # what broke the connection of the message may break this request, too
+                continue  # the connection may come back
             except FabricError as exc:
                 self.cannot_list_tasks = upstream_reason(exc) in UNSUPPORTED_REASONS
                 return ""
             for task in tasks:
                 if any(message.id == self.message.id for message in task.history):
                     return task.id
-            await asyncio.sleep(4 * next(delays))
         return ""
