@@ -78,7 +78,7 @@ from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
-from a2a_fabric.telemetry.observer import JobLogger, JSONHandler, Telemetry
+from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
 from a2a_fabric.tools.catalog import build_manifests as tool_manifests
 from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.spec import Toolbox
@@ -244,13 +244,7 @@ class Fabric:
 
     def _build_telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = open_log_writer(self.config.log, self._base, self._log_stream, stack)
-        handler = JSONHandler(writer)
-        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
-            logger = logging.getLogger(name)
-            stack.callback(logger.setLevel, logger.level)
-            stack.callback(logger.removeHandler, handler)
-            logger.addHandler(handler)
-            logger.setLevel(level)
+        stack.enter_context(capture_log_records(writer))
         return Telemetry(writer, Metrics(__version__), self._find_agent, payloads=self.config.log.payloads)
 
     def _find_agent(self, agent_id: str) -> Manifest | None:

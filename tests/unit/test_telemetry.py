@@ -9,7 +9,7 @@ import re
 import select
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.entry import observe
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
-from a2a_fabric.telemetry.observer import JSONHandler, LogWriter, Telemetry
+from a2a_fabric.telemetry.observer import JSONHandler, LogWriter, Telemetry, capture_log_records
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call, validate
@@ -268,6 +268,24 @@ def test_a_broken_log_record_does_not_break_who_wrote_it(capsys: pytest.CaptureF
     writer.close()
     assert json.loads(stream.getvalue())["message"] == "next one"
     assert "not a number" in capsys.readouterr().err
+
+
+def test_nodes_of_one_process_keep_their_log_levels_and_leave_none_behind() -> None:
+    ours, streams = logging.getLogger("a2a_fabric"), [io.StringIO(), io.StringIO()]
+    before = ours.level
+    loud, quiet = LogWriter(streams[0]), LogWriter(streams[1], level="error")
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(capture_log_records(quiet))
+    second.enter_context(capture_log_records(loud))
+    ours.info("both run")
+    first.close()
+    ours.info("one runs")
+    second.close()
+    assert ours.level == before
+    for writer in (loud, quiet):
+        writer.close()
+    written = [json.loads(line)["message"] for line in streams[0].getvalue().splitlines()]
+    assert (written, streams[1].getvalue()) == (["both run", "one runs"], "")
 
 
 EXPECTED = {

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import IO, Any
@@ -215,8 +216,8 @@ class LogWriter:
 class JSONHandler(logging.Handler):
     """Writes log records of the standard library, with the trace of the current call."""
 
-    def __init__(self, writer: LogWriter) -> None:
-        super().__init__(writer.level)
+    def __init__(self, writer: LogWriter, level: int = logging.NOTSET) -> None:
+        super().__init__(max(level, writer.level))
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -240,6 +241,28 @@ class JSONHandler(logging.Handler):
                 traceback=traceback,
             )
         )
+
+
+@contextmanager
+def capture_log_records(writer: LogWriter) -> Iterator[None]:
+    """Write what the node and its libraries log. Afterwards the process logs as before."""
+    levels = {"a2a_fabric": logging.NOTSET, "uvicorn": logging.WARNING, "mcp": logging.WARNING}
+    handlers = {logging.getLogger(name): JSONHandler(writer, level) for name, level in levels.items()}
+    for logger, handler in handlers.items():
+        logger.addHandler(handler)
+        _update_level(logger)
+    try:
+        yield
+    finally:
+        for logger, handler in handlers.items():
+            logger.removeHandler(handler)
+            _update_level(logger)
+
+
+def _update_level(logger: logging.Logger) -> None:
+    """Several nodes may run in a process: the logger's level is the lowest that one of them writes."""
+    levels = [handler.level for handler in logger.handlers if isinstance(handler, JSONHandler)]
+    logger.setLevel(min(levels, default=logging.NOTSET))
 
 
 class _Clock:
