@@ -47,7 +47,7 @@ async def test_servers_of_both_eras_are_called_and_streamed_through_a_node() -> 
 
 async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
     manifests = [
-        agent("mute", command=odd("mute")),
+        agent("mute", command=odd("mute"), start_timeout=2),
         agent("crashing", command=odd("crashing"), backoff=60),
         agent("missing", command=["no-such-program"]),
         agent("away", uri="http://127.0.0.1:9/mcp"),
