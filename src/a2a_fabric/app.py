@@ -17,14 +17,13 @@ from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, read_environment, resolve_env
 from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest
-from a2a_fabric.core.call import Call, Emit, Principal, compose, ignore_event
+from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.policy import is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
-from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
@@ -396,11 +395,7 @@ class Fabric:
         self._handler_without_fallback = compose(job_steps, route_with(Planner(registry, no_fallback)))
         self._job_handler = compose(job_steps, route)
 
-        async def check(call: Call, emit: Emit) -> Result:
-            await route.check(call)
-            return Result(data={})
-
-        self._check_call = compose([authorize_call], check)
+        self._check_call = compose([authorize_call], route.check)
         return Gateway(
             registry,
             planner,
@@ -419,8 +414,8 @@ class Fabric:
         dependencies = JobDependencies(
             handler=self.gateway.call,
             handler_for_jobs=self._job_handler,
-            check_call=lambda call: self._check_call(call, ignore_event),
-            count_calls=self._count_job,
+            check_call=self._check_call,
+            count_calls=self._call_rate.count,  # now, instead of postponing the job later
             find_capability=self._find_capability,
             node_id=config.node_id,
             share=config.limits.share_per_caller,
@@ -431,10 +426,6 @@ class Fabric:
         )
         addresses = WebhookUrlPolicy(Guard(allow=config.jobs.webhook_allow))
         return Jobs(self.store, dependencies, config.jobs, http, addresses)
-
-    def _count_job(self, principal: Principal, calls: int) -> None:
-        """Raises RateLimited now, instead of postponing the job later."""
-        self._call_rate.count(principal.principal_id, calls)
 
     def _build_replies(self) -> MessageDelivery:
         message_store, settings = self.store.messages, self.config.messages

@@ -16,7 +16,7 @@ from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricEr
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.outbound.guard import Guard, RegistrationGuards
+from a2a_fabric.outbound.guard import RegistrationGuards
 from a2a_fabric.probing.addresses import detect
 from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
 from a2a_fabric.probing.findings import Finding
@@ -56,8 +56,9 @@ class RuntimeFactory:
         self._on_identified = on_identified
         self._logins = logins
         self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
+        # The same context for agents whose addresses are checked at every connection.
         self._guarded_contexts = {
-            guard: _make_guarded_context(context, guard, http) for guard, http in self._clients.items()
+            guard: replace(context, http=http, guard=guard) for guard, http in self._clients.items()
         }
 
     async def aclose(self) -> None:
@@ -117,11 +118,6 @@ class RuntimeFactory:
         with suppress(FabricError):  # building the runtime raises the same
             await self.loading.load(finding.runtime)
         return finding
-
-
-def _make_guarded_context(context: RuntimeContext, guard: Guard, http: OutboundClient) -> RuntimeContext:
-    """The same context for agents whose addresses are checked at every connection."""
-    return replace(context, http=http, guard=guard)
 
 
 def _build_runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:

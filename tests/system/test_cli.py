@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from a2a_fabric.cli.program import COMMANDS, app, load_by_name
+from a2a_fabric.cli.program import COMMANDS, app, load_command
 from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema, build_reference
 from a2a_fabric.version import __version__
 from tests.marks import requirement
@@ -284,7 +284,7 @@ def test_check_names_file_line_and_key_of_what_is_wrong(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
-    about = load_by_name(name).help
+    about = load_command(name, COMMANDS[name]).help
     assert about.splitlines()[0] == COMMANDS[name].about
     assert f"Example: a2a-fabric {name}" in about
 

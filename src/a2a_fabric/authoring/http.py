@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from a2a_fabric.core.result import Event
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-T = TypeVar("T")
 
 BODY_TIMEOUT = 30.0
 
@@ -42,7 +41,9 @@ class HTTPApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _run_lifespan(receive, send)
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
         elif scope["method"] == "POST":
@@ -88,12 +89,6 @@ class HTTPApp:
         final = await contract.answer_call(self._agent, call, emit)
         await _send_data(send, b'{"event":"final","data":' + final + b"}")
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _run_lifespan(receive: Receive, send: Send) -> None:
-    while (await receive())["type"] != "lifespan.shutdown":
-        await send({"type": "lifespan.startup.complete"})
-    await send({"type": "lifespan.shutdown.complete"})
 
 
 def _read_header(scope: Scope, name: bytes) -> str | None:

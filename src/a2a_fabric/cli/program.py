@@ -199,10 +199,6 @@ class RootCommands(CommandGroup):
     rows = COMMANDS
 
 
-def load_by_name(name: str) -> Any:
-    return load_command(name, COMMANDS[name])
-
-
 app = typer.Typer(
     name=NAME,
     cls=RootCommands,

@@ -21,7 +21,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -66,6 +66,7 @@ from a2a_fabric.core.registration import (
 from a2a_fabric.core.result import Event
 from a2a_fabric.core.tasks import Deadline
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 RETRY_SECONDS = 3.0
@@ -74,15 +75,19 @@ _FIRST_PAUSE = 0.05
 _MAX_PAUSE = 1.0
 
 
-async def retry_store_call(
-    operation: Callable[[], Awaitable[T]], retry_seconds: float = RETRY_SECONDS, timeout: float = STORE_TIMEOUT
-) -> T:
+async def retry_store_call(operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Repeat `operation` while the store is unavailable. Only for operations that may be repeated without harm."""
-    ends_at = time.monotonic() + retry_seconds
+    return await retry_store_call_for(RETRY_SECONDS, operation, *args, **kwargs)
+
+
+async def retry_store_call_for(
+    seconds: float, operation: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    ends_at = time.monotonic() + seconds
     pause = _FIRST_PAUSE
     while True:
         try:
-            return await call_store(operation, timeout)
+            return await call_store(operation, *args, **kwargs)
         except StoreFull:
             raise
         except StoreUnavailable:
@@ -92,11 +97,17 @@ async def retry_store_call(
         pause = min(pause * 2, _MAX_PAUSE)
 
 
-async def call_store(operation: Callable[[], Awaitable[T]], timeout: float = STORE_TIMEOUT) -> T:
-    """Raises StoreUnavailable if the store does not answer within `timeout` seconds."""
+async def call_store(operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Raises StoreUnavailable if the store does not answer within `STORE_TIMEOUT`."""
+    return await call_store_within(STORE_TIMEOUT, operation, *args, **kwargs)
+
+
+async def call_store_within(
+    timeout: float, operation: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
     try:
         with Deadline(timeout):
-            return await operation()
+            return await operation(*args, **kwargs)
     except CallTimeout as exc:
         raise StoreUnavailable(
             f"The store did not answer within {timeout:g} s; a change that was requested may have been made"

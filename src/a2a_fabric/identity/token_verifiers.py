@@ -381,11 +381,7 @@ def matches_audience(audience: Any, accepted: Iterable[str]) -> bool:
 
 def _is_at_or_below(name: str, own: str) -> bool:
     prefix = own.rstrip("/")
-    return name in (own, prefix) or (_is_url(own) and name.startswith(f"{prefix}/"))
-
-
-def _is_url(text: str) -> bool:
-    return text.startswith(("https://", "http://"))
+    return name in (own, prefix) or (own.startswith(("https://", "http://")) and name.startswith(f"{prefix}/"))
 
 
 def _scopes_from_claims(claims: Mapping[str, Any], issuer: IssuerSettings) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Self
 
@@ -43,7 +43,7 @@ from a2a_fabric.core.job import (
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.result import Answer, Event, Result
-from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, retry_store_call
+from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, call_store_within, retry_store_call
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait, prune_forever
 from a2a_fabric.jobs.promotion import Promotion
 from a2a_fabric.jobs.reader import JobReader
@@ -118,10 +118,10 @@ class JobDependencies(msgspec.Struct, frozen=True, kw_only=True):
 
     handler: Handler
     handler_for_jobs: Handler | None = None  # for accepted jobs, which were counted then; None: `handler`
-    check_call: Callable[[Call], Awaitable[object]]  # raises what the call would be refused with at once
+    check_call: Handler  # raises what the call would be refused with at once
     find_capability: Callable[[str, str], Capability | None]
     node_id: str
-    count_calls: Callable[[Principal, int], None] = lambda principal, calls: None  # raises RateLimited
+    count_calls: Callable[[str | None, int], None] = lambda principal_id, calls: None  # raises RateLimited
     drain_timeout: float  # seconds that running jobs have to finish when the node stops
     listener: JobListener = NullJobListener()
     waiting_requests: FairLimit = msgspec.field(default_factory=lambda: FairLimit("requests that wait", 1 << 30))
@@ -226,9 +226,9 @@ class Jobs:
     async def admit(self, call: Call, calls: int = 1) -> None:
         """The checks of `accept`, for code that stores the job together with something else: see `draft_job`."""
         self.waiting_requests.check(call.auth.principal_id)
-        await self._dependencies.check_call(call)
+        await self._dependencies.check_call(call, ignore_event)
         if calls:
-            self._dependencies.count_calls(call.auth, calls)
+            self._dependencies.count_calls(call.auth.principal_id, calls)
         await self._quota.take(owner_from_principal(call.auth))
 
     def draft_job(self, call: Call, options: JobOptions) -> NewJob:
@@ -262,19 +262,25 @@ class Jobs:
             owner=owner_from_principal(principal), agent_id=agent_id, states=tuple(states) if states else None
         )
         page_limit = min(max(1, limit), _MAX_PAGE)
-        return await retry_store_call(lambda: self._store.jobs.list(query, cursor=cursor, limit=page_limit))
+        return await retry_store_call(self._store.jobs.list, query, cursor=cursor, limit=page_limit)
 
     async def events(
         self, principal: Principal, job_id: str, after: int = 0, *, past_questions: bool = False
     ) -> AsyncGenerator[JobEvent]:
-        """The job's log after a number and then live, until the job ends or (unless `past_questions`) asks something.
-
-        Raises JobNotFound; StoreUnavailable when the node stops: continue elsewhere after the last number.
-        """
-        await self.get(principal, job_id)
-        async with aclosing(self._reader.follow(job_id, after, past_questions=past_questions)) as events:
+        """As `follow`. Raises JobNotFound if the job is another caller's."""
+        async with aclosing(
+            self.follow(await self.get(principal, job_id), after, past_questions=past_questions)
+        ) as events:
             async for event in events:
                 yield event
+
+    def follow(self, job: JobSummary, after: int = 0, *, past_questions: bool = False) -> AsyncGenerator[JobEvent]:
+        """The log of a job that its owner was given, after a number and then live.
+
+        It ends with the job, and (unless `past_questions`) when the job asks something.
+        Raises JobNotFound; StoreUnavailable when the node stops: continue elsewhere after the last number.
+        """
+        return self._reader.follow(job.job_id, after, past_questions=past_questions)
 
     async def result(self, principal: Principal, job_id: str, wait: float = 0.0) -> Result:
         """The result of the call, or its question; waits at most `wait` seconds. Raises the error of the call.
@@ -305,7 +311,7 @@ class Jobs:
         """A second time, or after the end, it changes nothing. Raises JobNotFound."""
         job = await self.get(principal, job_id)
         outcome = add_webhook_delivery(make_cancelled_outcome(), job)
-        updated = await retry_store_call(lambda: self._store.jobs.cancel(job_id, outcome))
+        updated = await retry_store_call(self._store.jobs.cancel, job_id, outcome)
         if updated.cancel_requested and not updated.has_ended:
             self._worker.cancel(job_id)
         elif not job.has_ended:
@@ -335,7 +341,7 @@ class Jobs:
         check_answers(job, answers)
         queued_event = status_event("queued", "Answered")
         event = Event(queued_event.kind, {**queued_event.data, **event_data}) if event_data else queued_event
-        return await call_store(lambda: self._store.jobs.answer(job_id, merge_answers(job, answers), (event,)))
+        return await call_store(self._store.jobs.answer, job_id, merge_answers(job, answers), (event,))
 
     async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
         """Answer some of the questions; the job continues once it has all answers. Other answers are ignored.
@@ -353,7 +359,9 @@ class Jobs:
             with suppress(Conflict, BadInput):  # the job has changed since, or asks something else
                 if len(new_answers) == len(open_questions.questions):
                     return await self.answer(principal, job_id, new_answers)
-                return await self._answer_partially(job, new_answers)
+                return await call_store(
+                    self._store.jobs.answer, job.job_id, merge_answers(job, new_answers), part_of=job.version
+                )
         raise Conflict(f"Job '{job_id}' got other answers at the same moment; try again", job_id=job_id)
 
     async def answer_named(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
@@ -363,11 +371,6 @@ class Jobs:
             names = ", ".join(f"'{key}'" for key in questions.questions)
             raise BadInput(f"No open question has such a key. Answer under {names}.", field="answers")
         return await self.answer_some(principal, job_id, answers)
-
-    async def _answer_partially(self, job: Job, new_answers: dict[str, Answer]) -> JobSummary:
-        return await call_store(
-            lambda: self._store.jobs.answer(job.job_id, merge_answers(job, new_answers), part_of=job.version)
-        )
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
         """Run the same call as a new job. Raises JobNotFound, and Conflict while the first job has not ended."""
@@ -384,18 +387,18 @@ class Jobs:
         return await self._store_job(new_job)
 
     async def list_internal(self, query: JobFilter, *, cursor: str | None = None, limit: int = 1000) -> JobPage:
-        return await retry_store_call(lambda: self._store.jobs.list(query, cursor=cursor, limit=limit))
+        return await retry_store_call(self._store.jobs.list, query, cursor=cursor, limit=limit)
 
     async def cancel_internal(self, job_id: str) -> None:
         """Raises JobNotFound."""
-        await retry_store_call(lambda: self._store.jobs.cancel(job_id, make_cancelled_outcome()))
+        await retry_store_call(self._store.jobs.cancel, job_id, make_cancelled_outcome())
 
     async def wait_for_internal(self, job_id: str, timeout: float) -> None:
         """Wait until it ends, at most `timeout` seconds."""
         await self._try_wait_until_settled(job_id, timeout)
 
     async def _load_job(self, job_id: str) -> Job:
-        job = await retry_store_call(lambda: self._store.jobs.get(job_id))
+        job = await retry_store_call(self._store.jobs.get, job_id)
         if job is None:
             raise JobNotFound(job_id)
         return job
@@ -425,7 +428,7 @@ class Jobs:
         return outcome if isinstance(outcome, Result) else handle_from_job(outcome)
 
     async def _store_job(self, new_job: NewJob) -> JobSummary:
-        accepted = await retry_store_call(lambda: self._store.jobs.accept(new_job))
+        accepted = await retry_store_call(self._store.jobs.accept, new_job)
         if accepted.is_new:
             self._dependencies.listener.on_accepted(accepted.job)
         return accepted.job
@@ -507,8 +510,8 @@ class JobQuota:
             async with count.turn:
                 if self._is_stale(count):
                     with suppress(StoreUnavailable):  # writing the job will raise the same error
-                        count.number = await call_store(
-                            lambda: self._jobs.count_waiting(owner, self._limit), RETRY_SECONDS
+                        count.number = await call_store_within(
+                            RETRY_SECONDS, self._jobs.count_waiting, owner, self._limit
                         )
                     count.at = self._clock()
         if count.number >= self._limit:

@@ -115,7 +115,7 @@ class JobReader:
                 changed = tail.changed
                 events = tail.events_after(after)
                 if events is None:
-                    events = (await retry_store_call(lambda at=after: self._store.jobs.events(job_id, after=at))).events  # type: ignore[misc]
+                    events = (await retry_store_call(self._store.jobs.events, job_id, after=after)).events
                 for event in events:
                     yield event
                     after = event.number

@@ -273,7 +273,7 @@ def decide_after_error(
     error: FabricError, job: JobSummary, policy: RetryPolicy, *, may_repeat: bool, now: float, reset: bool
 ) -> JobOutcome:
     pause = compute_retry_pause(error, job.attempt, policy, may_repeat=may_repeat, jitter=random.random())
-    if pause is not None and not _expires_by(job, now + pause):
+    if pause is not None and (job.expires_at is None or job.expires_at > now + pause):
         is_postponed = isinstance(error, RateLimited)
         attempt = job.attempt if is_postponed else job.attempt + 1
         event = status_event("queued", f"{error.message}; attempt {attempt} in {pause:.1f} s", reset=reset)
@@ -319,10 +319,6 @@ def _storable_error(error: FabricError) -> JobError:
     except NOT_JSON_ERRORS:
         return JobError(code=error.code, message=error.message.encode("utf-8", "replace").decode())
     return job_error
-
-
-def _expires_by(job: JobSummary, moment: float) -> bool:
-    return job.expires_at is not None and job.expires_at <= moment
 
 
 StopReason = Literal["cancelled", "lost", "stopping"]
@@ -388,7 +384,11 @@ class JobRun:
 
     def _decide_outcome(self) -> JobOutcome:
         try:
-            return self._outcome_from_task()
+            if not self._task.done():  # it was cancelled and did not stop in time
+                return self._outcome_from_stop()
+            if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
+                raise self._recorder.refusal
+            return decide_after_result(self._task.result())
         except FabricError as error:
             return self._outcome_from_error(error)
         except asyncio.CancelledError:
@@ -396,13 +396,6 @@ class JobRun:
         except Exception:
             _log.exception("job %s failed inside the gateway", self.job.job_id)
             return self._outcome_from_error(InternalError())
-
-    def _outcome_from_task(self) -> JobOutcome:
-        if not self._task.done():  # it was cancelled and did not stop in time
-            return self._outcome_from_stop()
-        if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
-            raise self._recorder.refusal
-        return decide_after_result(self._task.result())
 
     def _outcome_from_error(self, error: FabricError) -> JobOutcome:
         if self._stop_reason is not None:

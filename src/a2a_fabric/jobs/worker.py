@@ -184,7 +184,9 @@ class Worker:
                 return
             claimed = await self._store.jobs.claim(self._build_claim_request(limit, blocked_owners))
             for job in claimed:
-                self._start_job(job)
+                recorder = self.recorder(job)
+                handler = self._handlers.find(job).handler
+                self.attach(job, asyncio.create_task(run_handler(handler, call_from_job(job), recorder.emit)), recorder)
             if len(claimed) < limit:
                 return
 
@@ -209,11 +211,6 @@ class Worker:
             default_limit=settings.concurrent_per_agent,
             blocked_owners=blocked_owners,
         )
-
-    def _start_job(self, job: Job) -> None:
-        recorder = self.recorder(job)
-        handler = self._handlers.find(job).handler
-        self.attach(job, asyncio.create_task(run_handler(handler, call_from_job(job), recorder.emit)), recorder)
 
     async def _maintain_leases(self) -> None:
         """Own leases come first: after a pause of this process its jobs need not be taken over."""

@@ -33,7 +33,7 @@ from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import EXTENSION_KEY, Message, NewMessage, Party, new_message_id
 from a2a_fabric.core.result import Part, Questions, Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.core.stores import ConversationStore, retry_store_call
+from a2a_fabric.core.stores import ConversationStore, retry_store_call_for
 from a2a_fabric.jobs.run import JobHandler
 from a2a_fabric.messages.conversations import ConversationSignals
 from a2a_fabric.messages.settings import MessageSettings
@@ -165,7 +165,7 @@ class MessageDelivery:
         )
 
     async def _store_answer(self, message_id: str, job: JobSummary, result: Result) -> None:
-        message = await retry_store_call(lambda: self._store.get(message_id), _STORE_RETRY_SECONDS)
+        message = await retry_store_call_for(_STORE_RETRY_SECONDS, self._store.get, message_id)
         if message is None:
             return  # the message was pruned
         if result.asked is not None:
@@ -193,7 +193,7 @@ class MessageDelivery:
             expires_at=time.time() + self._settings.ttl_seconds,
         )
         with suppress(Conflict):  # it was delivered twice, and the first reply counts
-            await retry_store_call(lambda: self._store.append(reply), _STORE_RETRY_SECONDS)
+            await retry_store_call_for(_STORE_RETRY_SECONDS, self._store.append, reply)
         self._signals.post(message.conversation_id)
 
 

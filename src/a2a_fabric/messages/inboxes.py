@@ -80,7 +80,7 @@ class Inboxes:
         new_message = self._build_message(principal, draft, (recipient,))
         if await self._depths.estimate(recipient.inbox) >= self._settings.inbox_size:
             raise RateLimited(f"The inbox of {recipient.inbox[:128]} is full; try again later", _RETRY_AFTER)
-        return self._announce(await retry_store_call(lambda: self._store.append(new_message)))
+        return self._announce(await retry_store_call(self._store.append, new_message))
 
     async def publish(self, principal: Principal, topic: str, draft: InboxDraft) -> PostResult:
         """Put a message into every inbox that has subscribed, except those that are full.
@@ -89,7 +89,7 @@ class Inboxes:
         """
         check_publish(principal, topic)
         new_message, inbox_size = self._build_message(principal, draft, ()), self._settings.inbox_size
-        return self._announce(await retry_store_call(lambda: self._store.publish(topic, new_message, most=inbox_size)))
+        return self._announce(await retry_store_call(self._store.publish, topic, new_message, most=inbox_size))
 
     async def receive(
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
@@ -103,7 +103,7 @@ class Inboxes:
         request_share = self._waiting_requests.hold(principal.principal_id) if wait > 0 else nullcontext()
         with request_share, self._notices.watch(inbox_topic(inbox)) as wake_handle:
             while True:
-                deliveries = await call_store(lambda: self._store.receive(inbox, limit=limit, hold=hold))
+                deliveries = await call_store(self._store.receive, inbox, limit=limit, hold=hold)
                 time_left = ends_at - time.monotonic()
                 if deliveries or time_left <= 0 or self._signals.is_stopped:
                     break
@@ -114,7 +114,7 @@ class Inboxes:
     async def acknowledge(self, principal: Principal, party: Party, entries: Sequence[int]) -> Sequence[int]:
         """Raises Forbidden."""
         self._check_inbox(principal, party)
-        return await retry_store_call(lambda: self._store.acknowledge(party.inbox, entries))
+        return await retry_store_call(self._store.acknowledge, party.inbox, entries)
 
     def party_of(self, principal: Principal) -> Party:
         return self._senders.party_of(principal)
@@ -122,35 +122,35 @@ class Inboxes:
     async def status(self, principal: Principal, party: Party) -> InboxStatus:
         """Raises Forbidden."""
         self._check_inbox(principal, party)
-        return await retry_store_call(lambda: self._store.status(party.inbox))
+        return await retry_store_call(self._store.status, party.inbox)
 
     async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
         """Returns False if the inbox was subscribed. Raises Forbidden, and RateLimited if it has too many topics."""
         self._check_inbox(principal, party)
         check_subscribe(principal, topic)
         topic_limit = self._settings.topics_per_inbox
-        is_full = await retry_store_call(lambda: self._store.count_topics(party.inbox, topic_limit)) >= topic_limit
-        if is_full and party.inbox not in await retry_store_call(lambda: self._store.list_subscribers(topic)):
+        is_full = await retry_store_call(self._store.count_topics, party.inbox, topic_limit) >= topic_limit
+        if is_full and party.inbox not in await retry_store_call(self._store.list_subscribers, topic):
             raise RateLimited(
                 f"The inbox of {party.inbox[:128]} subscribes to {topic_limit} topics, which is the limit", 60.0
             )
-        return await retry_store_call(lambda: self._store.subscribe(topic, party.inbox))
+        return await retry_store_call(self._store.subscribe, topic, party.inbox)
 
     async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:
         """Returns False if the inbox was not subscribed. Raises Forbidden."""
         self._check_inbox(principal, party)
         check_subscribe(principal, topic)
-        return await retry_store_call(lambda: self._store.unsubscribe(topic, party.inbox))
+        return await retry_store_call(self._store.unsubscribe, topic, party.inbox)
 
     async def list_topics(
         self, principal: Principal, *, after: str = "", limit: int = 1000
     ) -> Sequence[tuple[str, int]]:
         """Names and numbers of subscribers of the topics that the caller may use, in order of the names."""
         if not is_limited(principal):
-            return await retry_store_call(lambda: self._store.list_topics(after=after, limit=limit))
+            return await retry_store_call(self._store.list_topics, after=after, limit=limit)
         visible: list[tuple[str, int]] = []
         for _ in range(0, _MAX_TOPICS, _TOPIC_PAGE):
-            page = await retry_store_call(lambda at=after: self._store.list_topics(after=at, limit=_TOPIC_PAGE))  # type: ignore[misc]
+            page = await retry_store_call(self._store.list_topics, after=after, limit=_TOPIC_PAGE)
             visible += [(name, number) for name, number in page if may_know_topic(principal, name)]
             if len(page) < _TOPIC_PAGE or len(visible) >= limit:
                 break
@@ -198,7 +198,7 @@ class _InboxDepths:
         """The number before the message that is about to be sent; the next estimate includes that message."""
         counted_at, depth = self._estimates.get(inbox, (float("-inf"), 0))
         if time.monotonic() - counted_at > _RECOUNT_AFTER:
-            status = await retry_store_call(lambda: self._store.status(inbox))
+            status = await retry_store_call(self._store.status, inbox)
             counted_at, depth = time.monotonic(), status.waiting + status.held
         self._estimates[inbox] = counted_at, depth + 1
         self._estimates.move_to_end(inbox)
@@ -211,7 +211,6 @@ _log = logging.getLogger(__name__)
 _PRUNE_INTERVAL = 300.0
 _EXPIRE_INTERVAL = 15.0
 _PRUNE_BATCH = 500
-_PRUNE_PAUSE = 0.05
 
 
 class MessagePruner:

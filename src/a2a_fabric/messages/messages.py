@@ -134,9 +134,9 @@ class Messages:
     async def get(self, principal: Principal, message_id: str) -> Message:
         """`message_id` is the sender's own id or the node's. Raises MessageNotFound."""
         own_message = await retry_store_call(
-            lambda: self._store.find(owner_from_principal(principal), _SENDER_ID_PREFIX + message_id)
+            self._store.find, owner_from_principal(principal), _SENDER_ID_PREFIX + message_id
         )
-        message = own_message or await retry_store_call(lambda: self._store.get(message_id))
+        message = own_message or await retry_store_call(self._store.get, message_id)
         if message is None or not self._senders.may_read(principal, message):
             raise MessageNotFound(message_id)
         return message
@@ -152,12 +152,10 @@ class Messages:
             parts=(part,),
             key=f"{_PRIVATE_PREFIX}:{key}",
         )
-        await retry_store_call(lambda: self._store.append(new_message))
+        await retry_store_call(self._store.append, new_message)
 
     async def load_private(self, principal: Principal, key: str) -> Part | None:
-        message = await retry_store_call(
-            lambda: self._store.find(owner_from_principal(principal), f"{_PRIVATE_PREFIX}:{key}")
-        )
+        message = await retry_store_call(self._store.find, owner_from_principal(principal), f"{_PRIVATE_PREFIX}:{key}")
         return None if message is None else message.parts[0]
 
     async def find_delivery(self, principal: Principal, message: Message) -> Job | None:
@@ -179,13 +177,13 @@ class Messages:
     async def find_reply(self, principal: Principal, message: Message) -> Message | None:
         """The agent's reply to the message, or its open question, or None if there is neither yet."""
         origin = await self._find_origin(message)
-        reply = await retry_store_call(lambda: self._store.find(origin.owner, reply_key(origin.message_id)))
+        reply = await retry_store_call(self._store.find, origin.owner, reply_key(origin.message_id))
         if reply is None:
             job = await self.find_delivery(principal, origin)
             questions = None if job is None else job.open_questions
             if questions is not None:
                 key = reply_key(origin.message_id, question_suffix(questions.continuation))
-                reply = await retry_store_call(lambda: self._store.find(origin.owner, key))
+                reply = await retry_store_call(self._store.find, origin.owner, key)
         return reply if reply is not None and self._senders.may_read(principal, reply) else None
 
     async def _find_origin(self, message: Message) -> Message:
@@ -196,10 +194,10 @@ class Messages:
         if question is None or question.reply_to is None or question.owner != message.owner:
             return message
         origin_id = question.reply_to
-        return await retry_store_call(lambda: self._store.get(origin_id)) or message
+        return await retry_store_call(self._store.get, origin_id) or message
 
     async def _load_question(self, message_id: str) -> Message | None:
-        message = await retry_store_call(lambda: self._store.get(message_id))
+        message = await retry_store_call(self._store.get, message_id)
         is_reply = message is not None and (message.key or "").startswith(REPLY_PREFIX)
         return message if message is not None and is_reply and QUESTION_KEY in message.metadata else None
 
@@ -216,7 +214,7 @@ class Messages:
         """
         answer = msgspec.structs.replace(new_message, conversation_id=question.conversation_id)
         origin_id, key = question.reply_to or "", answer.key
-        origin = await retry_store_call(lambda: self._store.get(origin_id))
+        origin = await retry_store_call(self._store.get, origin_id)
         job = None if origin is None else await self.find_delivery(principal, origin)
         questions = None if job is None else job.open_questions
         if questions is not None and question.key != reply_key(origin_id, question_suffix(questions.continuation)):
@@ -234,7 +232,7 @@ class Messages:
         )
 
     async def _find_own(self, owner: str, key: str) -> Message | None:
-        return await retry_store_call(lambda: self._store.find(owner, key))
+        return await retry_store_call(self._store.find, owner, key)
 
     async def read_conversation(
         self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE_SIZE
@@ -248,9 +246,7 @@ class Messages:
         while len(readable) < limit and bytes_left > 0:
             page_limit = min(_PAGE_SIZE, limit - len(readable))
             page = await retry_store_call(
-                lambda position=position, page_limit=page_limit: self._store.read_conversation(
-                    conversation_id, after=position, limit=page_limit
-                )  # type: ignore[misc]
+                self._store.read_conversation, conversation_id, after=position, limit=page_limit
             )
             if not page:
                 break
@@ -276,7 +272,7 @@ class Messages:
         await self.read_conversation(principal, conversation_id, limit=1)
         with self._followers.hold(principal.principal_id), self._signals.watch(conversation_id) as signal:
             while not self._signals.is_stopped:
-                page = await retry_store_call(lambda at=after: self._store.read_conversation(conversation_id, after=at))  # type: ignore[misc]
+                page = await retry_store_call(self._store.read_conversation, conversation_id, after=after)
                 for message in page:
                     if self._senders.may_read(principal, message):
                         yield message
@@ -336,7 +332,7 @@ class Messages:
             owner, key = new_message.owner, new_message.key
             if key is None:
                 return await self._load_own(new_message)
-            if await retry_store_call(lambda: self._store.find(owner, key)) is not None:
+            if await retry_store_call(self._store.find, owner, key) is not None:
                 raise
             posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), delivery)
         if posted.is_new:
@@ -348,7 +344,7 @@ class Messages:
 
     async def _load_own(self, new_message: NewMessage) -> PostResult:
         """The message that an interrupted write stored: its id is random. Raises Conflict if it is another owner's."""
-        stored = await retry_store_call(lambda: self._store.get(new_message.message_id))
+        stored = await retry_store_call(self._store.get, new_message.message_id)
         if stored is None or stored.owner != new_message.owner:
             raise Conflict(f"There is already a message '{new_message.message_id[:64]}'")
         return PostResult(stored, True)
@@ -359,7 +355,7 @@ class Messages:
         if delivery is not None:
             options = _delivery_options(new_message, delivery.reason, self.settings.keep_seconds)
             job = self.jobs.draft_job(delivery.call, options)
-        return await retry_store_call(lambda: self._store.append(new_message, job))
+        return await retry_store_call(self._store.append, new_message, job)
 
 
 def _delivery_options(new_message: NewMessage, reason: str | None, keep_seconds: float) -> JobOptions:

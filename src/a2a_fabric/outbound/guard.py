@@ -145,7 +145,7 @@ class Guard:
         resolved = _parse_literal(name) or await self._look_up_host(host, port)
         if name not in self._allowed_names:
             for address in resolved:
-                if not self._allows(address):
+                if not all(self._allows_form(form) for form in _reached_addresses(address)):
                     raise AddressRefused(f"{host} leads to {address}, which is not a public address")
         return [str(address) for address in resolved]
 
@@ -163,9 +163,6 @@ class Guard:
 
     async def _look_up_in_thread(self, host: str, port: int) -> list[str]:
         return await asyncio.get_running_loop().run_in_executor(self._lookup_threads, look_up_addresses, host, port)
-
-    def _allows(self, address: IPAddress) -> bool:
-        return all(self._allows_form(form) for form in _reached_addresses(address))
 
     def _allows_form(self, address: IPAddress) -> bool:
         if any(address in network for network in self._allowed_networks):

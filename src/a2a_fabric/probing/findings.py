@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -74,11 +73,6 @@ def one_line(value: Any, max_length: int = 200) -> str:
 
 def first_text(*values: Any) -> str:
     return next((text for value in values if (text := one_line(value))), "")
-
-
-def summarize_attempts(attempts: Sequence[ProbeAttempt]) -> str:
-    """The outcome of every attempt, in one line."""
-    return "; ".join(f"{attempt.protocol}: {attempt.outcome}" for attempt in attempts)
 
 
 _INTERPRETERS = re.compile(r"(python|node|deno|bun|ruby|sh|bash|uv|uvx|npx|pnpm|env|java)[\d.]*")

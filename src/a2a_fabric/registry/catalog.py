@@ -101,14 +101,11 @@ class CatalogViews:
         access_key = make_access_key(principal)
         view = self._views.get(access_key)
         if view is None:
-            view = self._views[access_key] = self._build_view(catalog, principal)
+            visible = narrow_manifests(principal, catalog)
+            is_whole = len(visible) == len(catalog) and all(a is b for a, b in zip(visible, catalog, strict=True))
+            view = self._views[access_key] = catalog if is_whole else Catalog(visible)
             if len(self._views) > _MAX_VIEWS:
                 self._views.popitem(last=False)
         else:
             self._views.move_to_end(access_key)
         return view
-
-    def _build_view(self, catalog: Catalog, principal: Principal) -> Catalog:
-        visible = narrow_manifests(principal, catalog)
-        is_whole = len(visible) == len(catalog) and all(a is b for a, b in zip(visible, catalog, strict=True))
-        return catalog if is_whole else Catalog(visible)

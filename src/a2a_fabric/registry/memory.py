@@ -140,7 +140,7 @@ class AgentMemory:
     async def run(self) -> None:
         """Write what was recorded, until cancelled."""
         try:
-            await call_store(lambda: self._store.prune(self._clock() - _KEEP_SECONDS))
+            await call_store(self._store.prune, self._clock() - _KEEP_SECONDS)
         except StoreError as exc:
             _log.warning("descriptions of agents that left could not be removed: %s", exc.message)
         while True:
@@ -163,7 +163,7 @@ class AgentMemory:
         rows = [row for key in due if (row := self._encode(key)) is not None]
         if due:
             try:
-                await call_store(lambda: self._store.put(rows))
+                await call_store(self._store.put, rows)
             except StoreError as exc:
                 _log.warning("what agents offer could not be remembered: %s", exc.message)
                 return

@@ -183,10 +183,6 @@ def reduce_to_forms(name: str) -> frozenset[str]:
     return frozenset(form for text in (normalized, capitals) if (form := _reduce(text)))
 
 
-def are_confusable(first: str, second: str) -> bool:
-    return not reduce_to_forms(first).isdisjoint(reduce_to_forms(second))
-
-
 def _reduce(text: str) -> str:
     lowercase = text.casefold()
     latin = lowercase.replace("|", "l") if lowercase.isascii() else _to_latin(lowercase)

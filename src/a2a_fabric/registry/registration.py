@@ -7,21 +7,18 @@ nothing has changed on this node, and the agents registered before keep serving.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError
 from a2a_fabric.core.policy import acts_as_operator, check_register, is_operator
 from a2a_fabric.core.registration import HealthCheck, IdReservation, Registration, check_owner
-from a2a_fabric.core.stores import RegistrationStore, call_store
+from a2a_fabric.core.stores import RegistrationStore, call_store_within
 from a2a_fabric.registry.health import HealthHistory, Uptime
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, RegistrationTerms, add_terms, read_terms
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.sources.store import StoredAgents
 from a2a_fabric.schemas.manifest_check import check_registered_schemas
-
-T = TypeVar("T")
 
 _STORE_TIMEOUT = 5.0
 _SHORT_TIMEOUT = 1.0  # for a registration that this node has cached
@@ -72,8 +69,8 @@ class Registrar:
             await self._check_address(uri, principal.trust)
         terms = self._build_terms(principal, lease)
         reservation = None if acts_as_operator(principal) else self._reservation
-        registration = await call_store(
-            lambda: self._store.register(add_terms(manifest, terms), owner, terms.lease, reservation), _STORE_TIMEOUT
+        registration = await call_store_within(
+            _STORE_TIMEOUT, self._store.register, add_terms(manifest, terms), owner, terms.lease, reservation
         )
         self._on_registered()
         await self._registry.load(self._agents)
@@ -86,8 +83,8 @@ class Registrar:
         terms = read_terms(registration.manifest)
         new_lease = self._check_lease(lease) if lease is not None else None
         lease_seconds = new_lease or (terms.lease if terms is not None else self._policy.settings.lease_seconds)
-        renewed = await call_store(
-            lambda: self._store.renew(agent_id, owner_from_principal(principal), lease_seconds), _STORE_TIMEOUT
+        renewed = await call_store_within(
+            _STORE_TIMEOUT, self._store.renew, agent_id, owner_from_principal(principal), lease_seconds
         )
         self._agents.update_renewed(renewed)
         return renewed
@@ -101,7 +98,7 @@ class Registrar:
         registration = await self._load_registration(agent_id, principal)
         if not is_operator(principal):
             check_owner(registration, owner_from_principal(principal))
-        if not await call_store(lambda: self._store.remove(agent_id, registration.owner), _STORE_TIMEOUT):
+        if not await call_store_within(_STORE_TIMEOUT, self._store.remove, agent_id, registration.owner):
             raise AgentNotFound(agent_id)
         await self._registry.load(self._agents)
 
@@ -113,7 +110,7 @@ class Registrar:
         if self._agents.is_store_unavailable:
             return registration
         try:
-            return await call_store(lambda: self._store.get(agent_id), _SHORT_TIMEOUT) or registration
+            return await call_store_within(_SHORT_TIMEOUT, self._store.get, agent_id) or registration
         except StoreError:
             return registration
 
@@ -129,12 +126,12 @@ class Registrar:
         return None if registration is None else registration.owner
 
     async def read_history(self, agent_id: str, window: float, limit: int) -> tuple[Uptime, Sequence[HealthCheck]]:
-        return await call_store(lambda: self._history.read(agent_id, window, limit), _STORE_TIMEOUT)
+        return await call_store_within(_STORE_TIMEOUT, self._history.read, agent_id, window, limit)
 
     async def _load_registration(self, agent_id: str, principal: Principal) -> Registration:
         """Raises Forbidden or Conflict, and AgentNotFound for agents that this caller may not know of."""
         check_register(principal, agent_id)
-        registration = await call_store(lambda: self._store.get(agent_id), _STORE_TIMEOUT)
+        registration = await call_store_within(_STORE_TIMEOUT, self._store.get, agent_id)
         is_visible = is_operator(principal) or self._registry.get_for(principal, agent_id) is not None
         if registration is None and is_visible:
             self._refuse_declared(agent_id, "it was not registered")

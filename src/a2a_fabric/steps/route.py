@@ -253,13 +253,14 @@ class RoutingHandler:
         self._delegation_guard = delegation_guard or DelegationGuard()
         self._validator = validator or ArgumentValidator()
 
-    async def check(self, call: Call) -> None:
-        """Raise what the call would be refused with before any agent is asked."""
+    async def check(self, call: Call, emit: Emit) -> Result:
+        """A handler that asks no agent: raises what the call would be refused with before."""
         if call.input.attachments:
             check_attachments(call.input)
         _, pending_check = self._bind_arguments(call, self._make_plan(call, stream=True))
         if pending_check is not None:
             await pending_check
+        return Result(data={})
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target, stream = call.target, call.response.stream

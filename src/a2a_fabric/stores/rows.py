@@ -9,7 +9,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.errors import BadInput, Conflict, JobNotFound
 from a2a_fabric.core.job import (
     EventPage,
     Job,
@@ -17,7 +17,6 @@ from a2a_fabric.core.job import (
     JobEvent,
     JobOutcome,
     JobPage,
-    JobState,
     JobSummary,
     Lease,
     compute_retention_end,
@@ -149,10 +148,23 @@ def event_from_row(row: Row) -> JobEvent:
     return JobEvent(number, at, Event(kind, decode_object(data)))
 
 
-def event_page(rows: Iterable[Row], state: JobState, last: int, after: int) -> EventPage:
-    """From rows of events; the next request continues after the last one, or where this one began."""
-    events = tuple(map(event_from_row, rows))
-    return EventPage(events=events, state=state, last=last, upto=events[-1].number if events else after)
+def event_page(rows: Iterable[Row], job_id: str, after: int, max_bytes: int) -> EventPage:
+    """From rows of the job's state, its last number, and an event (None if there is none after this number).
+
+    As many events as fit into `max_bytes`, and at least one. Raises JobNotFound if there is no row.
+    """
+    events: list[JobEvent] = []
+    row = None
+    for row in rows:
+        if row[2] is None:
+            break
+        max_bytes -= len(row[5])
+        if events and max_bytes < 0:
+            break
+        events.append(event_from_row(row[2:]))
+    if row is None:
+        raise JobNotFound(job_id)
+    return EventPage(events=tuple(events), state=row[0], last=row[1], upto=events[-1].number if events else after)
 
 
 def encode_events(events: Sequence[Event]) -> EncodedEvents:

@@ -280,7 +280,7 @@ class A2ATasks:
         """The questions that were answered, and the user's messages that answered them."""
         messages: list[A2AMessage] = []
         question: A2AMessage | None = None
-        async with aclosing(self._jobs.events(context.principal, job.job_id, past_questions=True)) as job_events:
+        async with aclosing(self._jobs.follow(job, past_questions=True)) as job_events:
             async for job_event in job_events:
                 if job_event.event.kind == "input_required":
                     parts = task_view.build_question_parts(questions_from_event(job_event.event))
@@ -315,21 +315,21 @@ class A2ATasks:
             if message is not None:
                 yield A2AStreamEvent(update=message)
                 return
-        principal, task_id = context.principal, job.job_id
+        task_id = job.job_id
         last_known_number = job.events if after is None else min(after, job.events)
         caught_up_builder, new_builder = TaskUpdateBuilder(job), TaskUpdateBuilder(job)
         if last_known_number and not _is_fresh(job):
-            await self._catch_up(caught_up_builder, task_id, last_known_number, context)
+            await self._catch_up(caught_up_builder, job, last_known_number)
         full_task = await self._render_task(job, context, history_length)
         if last_known_number < job.events:  # the rest of the answer follows as updates
             full_task = replace(full_task, artifacts=())
         task, is_complete = _build_initial_task(full_task, caught_up_builder)
-        del job  # frees a long answer while a slow client reads
         start, builder = (
             (last_known_number, caught_up_builder) if is_complete or after is not None else (0, new_builder)
         )
-        yield A2AStreamEvent(update=task, number=start or None)
-        async with aclosing(self._jobs.events(principal, task_id, start, past_questions=past_questions)) as job_events:
+        async with aclosing(self._jobs.follow(job, start, past_questions=past_questions)) as job_events:
+            del job  # frees a long answer while a slow client reads
+            yield A2AStreamEvent(update=task, number=start or None)
             async for job_event in job_events:
                 updates = await self._complete_updates(
                     job_event, builder.build_updates(job_event), builder, task_id, context
@@ -349,18 +349,16 @@ class A2ATasks:
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(timeout),
-                aclosing(self._jobs.events(context.principal, job.job_id)) as job_events,
+                aclosing(self._jobs.follow(job)) as job_events,
             ):
                 async for job_event in job_events:
                     if not _is_of_the_node(job_event):
                         break
         return await self._jobs.get(context.principal, job.job_id)
 
-    async def _catch_up(
-        self, builder: TaskUpdateBuilder, task_id: str, last_number: int, context: A2ARequestContext
-    ) -> None:
+    async def _catch_up(self, builder: TaskUpdateBuilder, job: Job, last_number: int) -> None:
         """Feeds the builder the events that the client has already."""
-        async with aclosing(self._jobs.events(context.principal, task_id, past_questions=True)) as job_events:
+        async with aclosing(self._jobs.follow(job, past_questions=True)) as job_events:
             async for job_event in job_events:
                 builder.build_updates(job_event)
                 if job_event.number >= last_number:

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, field
@@ -54,7 +54,6 @@ _LIST_HEADERS = {VERSION_HEADER_BYTES, b"mcp-method"}
 _CALL_HEADERS = {*_LIST_HEADERS, b"mcp-name"}
 _MAX_TRUSTED = 10_000
 _SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
-_LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
 _encode = msgspec.json.Encoder().encode
 
 

@@ -188,15 +188,15 @@ class RestTasks:
     async def events(self, context: RestCycle) -> EventStream:
         job = await self.find(context.principal, context.path["task_id"])
         after = context.query.after if context.head.last_event_id is None else context.head.last_event_id
-        frames = self._stream_frames(context.principal, job.job_id, render_task(job).id, after or 0)
+        frames = self._stream_frames(context.principal, job, after or 0)
         return EventStream(frames=frames, waits_for_news=bool(after))
 
-    async def _stream_frames(
-        self, principal: Principal, job_id: str, task_id: str, after: int
-    ) -> AsyncGenerator[bytes]:
+    async def _stream_frames(self, principal: Principal, job: Job, after: int) -> AsyncGenerator[bytes]:
         """Stored events, live events, and at the end the task. Questions do not end the stream. Raises RateLimited."""
+        job_id, task_id = job.job_id, render_task(job).id
         with self.stream_shares.hold(principal.principal_id):
-            async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
+            async with aclosing(self._jobs.follow(job, after, past_questions=True)) as job_events:
+                del job  # frees a long answer while a slow client reads
                 async for job_event in job_events:
                     yield encode_event(
                         job_event.event.kind, job_event.number, _encode(_render_event(task_id, job_event))

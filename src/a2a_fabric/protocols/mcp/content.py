@@ -53,12 +53,8 @@ def render_blocks(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 def list_conversions(parts: Sequence[Part]) -> list[str]:
     """A note for each kind of content that is converted."""
-    kinds = dict.fromkeys(part.kind for part in parts if _is_converted(part))
+    kinds = dict.fromkeys(part.kind for part in parts if part.kind in _CONVERTED_TO and part.url is None)
     return [f"{kind} content is sent as {_CONVERTED_TO[kind]}: MCP has no block for it" for kind in kinds]
-
-
-def _is_converted(part: Part) -> bool:
-    return part.kind in _CONVERTED_TO and part.url is None
 
 
 def _render_block(part: Part, number: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound, Forbidden, StoreError
 from a2a_fabric.core.ports import HealthView
 from a2a_fabric.core.registration import AgentChange, Registration
-from a2a_fabric.core.stores import AGENTS_TOPIC, ChangeNotices, RegistrationStore, call_store
+from a2a_fabric.core.stores import AGENTS_TOPIC, ChangeNotices, RegistrationStore, call_store_within
 from a2a_fabric.registry.registration_policy import add_owner, read_terms
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class StoredAgents:
             return not was_unavailable
 
     async def _read_changes(self, limit: int) -> Sequence[AgentChange]:
-        return await call_store(lambda: self._store.read_changes(self._revision, limit), _STORE_TIMEOUT)
+        return await call_store_within(_STORE_TIMEOUT, self._store.read_changes, self._revision, limit)
 
     def _apply_change(self, change: AgentChange) -> None:
         self._revision = change.revision

@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 MAX_INVALID_LOGGED = 10
 _MAX_TOOLS = 1000  # tools of one run whose names are remembered
-_MAX_TEXT = 2000
 _STRUCTURED_OUTPUT_TOOL = (
     "StructuredOutput"  # the tool by which the model answers with an object; not a tool of the agent
 )
@@ -291,16 +290,12 @@ class ClaudeProcess:
                 if output.result is not None:
                     return
                 if output.retry is not None:
-                    self._check_retry(output, ends_at)
+                    error = error_from_retry(output, output.retry, ends_at - asyncio.get_running_loop().time())
+                    if error is not None:
+                        raise error
         except LineTooLong as exc:
             limit = self._limits.line_bytes
             raise UpstreamRefused(self._child.program.describe(f"printed a line longer than {limit} bytes")) from exc
-
-    def _check_retry(self, output: ClaudeOutput, ends_at: float) -> None:
-        assert output.retry is not None  # noqa: S101
-        error = error_from_retry(output, output.retry, ends_at - asyncio.get_running_loop().time())
-        if error is not None:
-            raise error
 
     async def _wait_exit_reason(self) -> str:
         """A program usually exits when its output ends."""

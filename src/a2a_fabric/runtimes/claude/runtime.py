@@ -209,7 +209,8 @@ class ClaudeRuntime:
         self, call: Call, emit: Emit, ends_at: float, session: ClaudeSession | None, mode: SessionMode = "new"
     ) -> Result:
         """Raises _WrongSessionMode if the session is missing or exists already; then no work was done."""
-        program_input = self._build_input(call)
+        text = build_prompt(self.manifest, call)
+        program_input = build_input(text, parts_from_input(call.input), may_command=self._endpoint.commands)
         output = ClaudeOutput(self.manifest.agent_id, has_partial_messages=call.response.stream)
         process = ClaudeProcess(
             await self._starts.start(self._prepare_program(call, program_input, session, mode)), self._limits
@@ -235,10 +236,6 @@ class ClaudeRuntime:
         if record.get("is_error"):
             raise error_from_output(output, record)
         return result_from_output(output, record)
-
-    def _build_input(self, call: Call) -> ClaudeInput:
-        text = build_prompt(self.manifest, call)
-        return build_input(text, parts_from_input(call.input), may_command=self._endpoint.commands)
 
     def _prepare_program(
         self, call: Call, program_input: ClaudeInput, session: ClaudeSession | None, mode: SessionMode

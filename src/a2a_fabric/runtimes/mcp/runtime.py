@@ -21,7 +21,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import x_mcp_header_map
 from msgspec import Meta
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import (
@@ -81,7 +81,6 @@ _MAX_PAGES = 1000
 _MAX_TOOLS = 20_000
 _MAX_TOOL_BYTES = 32 * 1024 * 1024  # of all pages
 _START_SHARE = 0.8  # of a call's time, for a server that is still starting; the rest is for a fallback agent
-_ANY_OBJECT = TypeAdapter(dict[str, Any])
 
 ToolOutcome = ToolReply | UpstreamRpcError | Result  # a Result holds the server's questions
 

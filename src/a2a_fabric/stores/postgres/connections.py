@@ -281,15 +281,11 @@ async def _rollback_on_error(connection: Any) -> AsyncIterator[None]:
         _terminate(connection)  # faster than a ROLLBACK, which a hung server would never answer
         raise
     except BaseException:
-        await _roll_back(connection)
+        try:
+            await connection.execute("ROLLBACK", timeout=5.0)
+        except Exception:
+            _terminate(connection)
         raise
-
-
-async def _roll_back(connection: Any) -> None:
-    try:
-        await connection.execute("ROLLBACK", timeout=5.0)
-    except Exception:
-        _terminate(connection)
 
 
 def _terminate(connection: Any) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from a2a_fabric.core.errors import FabricError, JobNotFound
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import (
     JOB_STATES,
     PRIORITIES,
@@ -153,9 +153,7 @@ class PostgresJobs:
     async def events(self, job_id: str, *, after: int = 0, limit: int = 1000, max_bytes: int = PAGE_BYTES) -> EventPage:
         after = min(max(0, after), MAX_SEQ)
         rows = await self._connections.read(_EVENTS, job_id, after, limit, max_bytes)
-        if not rows:
-            raise JobNotFound(job_id)
-        return event_page((row[2:] for row in rows if row[2] is not None), rows[0][0], rows[0][1], after)
+        return event_page(rows, job_id, after, max_bytes)
 
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         return await self._connections.write(lambda tx: _prune(tx, retention, limit))

@@ -15,7 +15,6 @@ from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
-    IdHolder,
     IdReservation,
     Registration,
     RegistrationFilter,
@@ -95,7 +94,8 @@ class PostgresRegistrations:
     ) -> Registration:
         async def work(tx: PostgresTransaction) -> Registration:
             revision = await _take_revision(tx)
-            holder = await _find_holder(tx, manifest.agent_id)
+            row = await tx.fetch_one(_LAST, manifest.agent_id)
+            holder = None if row is None else holder_from_row(row, tx.now)
             if holder is not None and is_reserved(holder, owner, reservation, tx.now):
                 lapsed_later: Any = await tx.fetch_one(_LAPSED_LATER, holder.owner, holder.lapsed_at)
                 if reservation is not None and lapsed_later[0] < reservation.names:
@@ -177,11 +177,6 @@ async def _remove_agent(tx: PostgresTransaction, agent_id: str, revision: int) -
     await tx.write(_REMOVE, revision, tx.now, agent_id)
     await tx.write(_DELETE_DETAILS, agent_id)
     tx.topics.add(AGENTS_TOPIC)
-
-
-async def _find_holder(tx: PostgresTransaction, agent_id: str) -> IdHolder | None:
-    row = await tx.fetch_one(_LAST, agent_id)
-    return None if row is None else holder_from_row(row, tx.now)
 
 
 async def _find_registration(tx: PostgresTransaction, agent_id: str, lock_clause: str = "") -> Registration | None:

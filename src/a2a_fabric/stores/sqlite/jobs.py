@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost
@@ -66,7 +66,6 @@ from a2a_fabric.stores.rows import (
     read_cursor,
     select_excess,
     summary_from_row,
-    take_fitting,
     to_fixed_values,
     to_mutable_values,
 )
@@ -164,7 +163,7 @@ class SqliteJobs:
         return await self._writer.run(lambda tx: _take_over(tx, hold, limit))
 
     async def heartbeat(self, tokens: Sequence[FencingToken], lease: float) -> Sequence[HeartbeatReply]:
-        return await self._writer.run(lambda tx: _renew_leases(tx, tokens, lease))
+        return await self._writer.run(lambda tx: [_renew_lease(tx, each, lease) for each in tokens])
 
     async def append(self, token: FencingToken, events: Sequence[Event]) -> int:
         encoded_events = encode_events(events)
@@ -190,11 +189,7 @@ class SqliteJobs:
     async def events(self, job_id: str, *, after: int = 0, limit: int = 1000, max_bytes: int = PAGE_BYTES) -> EventPage:
         after = min(max(0, after), MAX_SEQ)
         with self._reader.iterate_rows(_EVENTS, (after, job_id, limit)) as rows:
-            first = next(rows, None)
-            if first is None:
-                raise JobNotFound(job_id)
-            event_rows = take_fitting(chain((first,), rows), max_bytes) if first[2] is not None else ()
-            return event_page((row[2:] for row in event_rows), first[0], first[1], after)
+            return event_page(rows, job_id, after, max_bytes)
 
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         return await self._writer.run(lambda tx: _prune(tx, retention, limit))
@@ -362,10 +357,6 @@ def _answer_job(
     )
     tx.execute(_PUT_ANSWER, (encoded_answer, seq))
     return write_job(tx, seq, updated, encoded_events)
-
-
-def _renew_leases(tx: SqliteTransaction, tokens: Sequence[FencingToken], lease: float) -> list[HeartbeatReply]:
-    return [_renew_lease(tx, each, lease) for each in tokens]
 
 
 def _renew_lease(tx: SqliteTransaction, token: FencingToken, lease: float) -> HeartbeatReply:

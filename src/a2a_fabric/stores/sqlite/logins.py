@@ -73,12 +73,8 @@ class SqliteLogins:
         def work(tx: SqliteTransaction) -> LoginAttempt | None:
             row = tx.execute(_ATTEMPT, (attempt_id,)).fetchone()
             tx.execute("DELETE FROM login_attempts WHERE attempt_id = ?", (attempt_id,))
-            return _attempt_from_row(row, tx.now)
+            if row is None or row[4] <= tx.now:
+                return None
+            return LoginAttempt(attempt_id=row[0], owner=row[1], agent_id=row[2], secret=row[3], expires_at=row[4])
 
         return await self._writer.run(work)
-
-
-def _attempt_from_row(row: tuple[str, str, str, bytes, float] | None, now: float) -> LoginAttempt | None:
-    if row is None or row[4] <= now:
-        return None
-    return LoginAttempt(attempt_id=row[0], owner=row[1], agent_id=row[2], secret=row[3], expires_at=row[4])

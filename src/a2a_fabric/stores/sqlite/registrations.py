@@ -14,7 +14,6 @@ from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
-    IdHolder,
     IdReservation,
     Registration,
     RegistrationFilter,
@@ -73,14 +72,16 @@ class SqliteRegistrations:
         self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
         def work(tx: SqliteTransaction) -> Registration:
-            holder = _find_holder(tx, manifest.agent_id)
+            row = tx.execute(_LAST, (manifest.agent_id,)).fetchone()
+            holder = None if row is None else holder_from_row(row, tx.now)
             if holder is not None and is_reserved(holder, owner, reservation, tx.now):
                 lapsed_later = tx.execute(_LAPSED_LATER, (holder.owner, holder.lapsed_at)).fetchone()[0]
                 if reservation is not None and lapsed_later < reservation.names:
                     raise_reserved(manifest.agent_id)
             registration = make_registration(manifest, owner, holder, lease, _read_next_revision(tx), tx.now)
             if holder is not None and holder.owner != owner:
-                _clear_inbox(tx, manifest.agent_id)
+                for table in ("inbox_entries", "subscriptions"):
+                    tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_name(manifest.agent_id),))  # noqa: S608
             put_registration(tx, registration)
             return registration
 
@@ -156,16 +157,6 @@ def _remove_agent(tx: SqliteTransaction, agent_id: str) -> None:
 def _delete_details(tx: SqliteTransaction, agent_id: str) -> None:
     tx.execute("DELETE FROM agent_capabilities WHERE agent_id = ?", (agent_id,))
     tx.execute("DELETE FROM agent_tags WHERE agent_id = ?", (agent_id,))
-
-
-def _clear_inbox(tx: SqliteTransaction, agent_id: str) -> None:
-    for table in ("inbox_entries", "subscriptions"):
-        tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_name(agent_id),))  # noqa: S608
-
-
-def _find_holder(tx: SqliteTransaction, agent_id: str) -> IdHolder | None:
-    row = tx.execute(_LAST, (agent_id,)).fetchone()
-    return None if row is None else holder_from_row(row, tx.now)
 
 
 def _find_registration(tx: SqliteTransaction, agent_id: str) -> Registration | None:

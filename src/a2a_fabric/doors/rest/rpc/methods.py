@@ -337,7 +337,7 @@ class RpcMethods:
 
     def _open_events(self, job: Job, last_event_id: str | int | None, context: RestCycle) -> EventStream:
         after = _choose_start_number(last_event_id, context)
-        return EventStream(frames=self._stream_frames(context.principal, job.job_id, after), waits_for_news=after > 0)
+        return EventStream(frames=self._stream_frames(context.principal, job, after), waits_for_news=after > 0)
 
     async def _find_latest_job(self, query: rpc_models.RpcStreamQuery, principal: Principal) -> Job:
         if query.task_id is not None:
@@ -352,19 +352,19 @@ class RpcMethods:
             raise JobNotFound(f"of {query.agent_id}")
         return await self._jobs.get(principal, page.jobs[0].job_id)
 
-    async def _stream_frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
+    async def _stream_frames(self, principal: Principal, job: Job, after: int) -> AsyncGenerator[bytes]:
         """Tokens as text parts and each change as a task; at the end the answer, unless sent as tokens, and the task.
 
         The last frame is `close`, without which the client would reconnect for ever. Raises RateLimited.
         """
         with self._tasks.stream_shares.hold(principal.principal_id):
-            async with aclosing(self._encode_events(principal, job_id, after)) as frames:
+            async with aclosing(self._encode_events(principal, job, after)) as frames:
                 async for frame in frames:
                     yield frame
 
-    async def _encode_events(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
-        has_text = False
-        async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
+    async def _encode_events(self, principal: Principal, job: Job, after: int) -> AsyncGenerator[bytes]:
+        has_text, job_id = False, job.job_id
+        async with aclosing(self._jobs.follow(job, after, past_questions=True)) as job_events:
             async for job_event in job_events:
                 kind, data = job_event.event.kind, job_event.event.data
                 if kind == "token":

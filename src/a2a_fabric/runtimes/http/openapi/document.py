@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, FabricError, UpstreamFailed
-from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
+from a2a_fabric.outbound.port import HTTPClient, OutboundError
 from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, redact_url
 from a2a_fabric.schemas.cost import UnusableSchema, measure_pattern_work
 
@@ -425,10 +425,6 @@ async def fetch_document(
         raise error_from_outbound(exc, _FETCH_TIMEOUT, redact_url(url)) from exc
     if reply.status == 304 and previous is not None:
         return previous
-    return await _document_from_reply(reply, url)
-
-
-async def _document_from_reply(reply: HTTPReply, url: str) -> OpenAPIDocument:
     if reply.status != 200:
         raise error_from_status(reply.status, "there is no OpenAPI document at this address")
     value = await asyncio.to_thread(parse_document, reply.body)

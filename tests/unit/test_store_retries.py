@@ -1,4 +1,4 @@
-"""How long whoever asks waits for a store that is away."""
+"""How long a caller waits for a store that is away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from a2a_fabric.core.errors import CallTimeout, StoreFull, StoreUnavailable
-from a2a_fabric.core.stores import call_store, retry_store_call
+from a2a_fabric.core.stores import call_store_within, retry_store_call, retry_store_call_for
 from a2a_fabric.core.tasks import Deadline
 
 
@@ -17,9 +17,9 @@ async def never() -> None:
 
 async def test_a_store_that_says_nothing_is_given_up_with_a_typed_error() -> None:
     with pytest.raises(StoreUnavailable, match=r"did not answer within 0.05 s; a change .* may have been made"):
-        await retry_store_call(never, 0.01, timeout=0.05)
+        await call_store_within(0.05, never)
     with pytest.raises(StoreUnavailable):
-        await call_store(never, 0.05)
+        await retry_store_call_for(0.01, call_store_within, 0.05, never)
 
 
 async def test_a_store_that_comes_back_is_asked_again() -> None:
