@@ -92,23 +92,21 @@ def test_now_and_then_a_call_goes_to_the_sdk_so_that_the_session_lives() -> None
     clock, alice = FakeClock(), Principal(mode="psk", principal_id="alice")
     seats = FastSessions(100.0, clock)
     call = message("tools/call", 1)
-    assert seats.find(head(), call, alice) is None
+    assert seats.find(head(), 1, alice) is None
     seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
-    assert seats.find(head(), call, alice) is not None
+    assert seats.find(head(), 1, alice) is not None
     clock.advance(25)
-    assert seats.find(head(), call, alice) is None
+    assert seats.find(head(), 1, alice) is None
     seats.observe_reply(head(), call, alice, 200)
-    assert seats.find(head(), call, alice) is not None
+    assert seats.find(head(), 1, alice) is not None
     seats.observe_reply(head(), call, alice, 404)
-    assert seats.find(head(), call, alice) is None
+    assert seats.find(head(), 1, alice) is None
 
 
 def test_who_is_not_the_opener_has_no_seat() -> None:
     alice, bob = Principal(mode="psk", principal_id="alice"), Principal(mode="psk", principal_id="bob")
     seats = FastSessions(100.0)
     seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
-    call = message("tools/call", 1)
-    assert seats.find(head(), call, bob) is None
-    assert seats.find(head(version="2025-06-18"), call, alice) is None
-    assert seats.find(head("s2"), call, alice) is None
-    assert seats.find(head(), message("prompts/list", 1), alice) is None
+    assert seats.find(head(), 1, bob) is None
+    assert seats.find(head(version="2025-06-18"), 1, alice) is None
+    assert seats.find(head("s2"), 1, alice) is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from a2a_fabric.identity.token_verifiers import metadata_urls, openid_metadata_url
+import subprocess
+import sys
+
+from a2a_fabric.identity.settings import metadata_urls, openid_metadata_url
 
 
 def test_the_page_of_openid_is_below_the_issuer_with_or_without_a_slash_at_its_end() -> None:
@@ -27,3 +30,10 @@ def test_no_page_of_an_issuer_without_a_path_is_asked_for_twice() -> None:
         "https://id.example/.well-known/openid-configuration",
         "https://id.example/.well-known/oauth-authorization-server",
     ]
+
+
+def test_a_node_without_issuers_loads_no_cryptography() -> None:
+    doors = [f"a2a_fabric.doors.{door}.door" for door in ("fabric", "mcp", "a2a", "directory", "rest", "discovery")]
+    code = f"import sys, a2a_fabric.app, {', '.join(doors)}; print({{'jwt', 'cryptography'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"

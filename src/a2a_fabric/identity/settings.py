@@ -1,8 +1,12 @@
-"""The trusted token issuers of a node: `auth.issuers` of the configuration."""
+"""The trusted token issuers of a node: `auth.issuers` of the configuration, and where an issuer publishes its metadata.
+
+Every node imports this module, so it needs no cryptography.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -76,3 +80,26 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_server(self) -> bool:
         """Whether callers can get a token there. With only a key configured, there may be no server."""
         return self.secret is None and self.jwks_file is None
+
+
+_OPENID_PATH = "/.well-known/openid-configuration"
+_OAUTH_PATH = "/.well-known/oauth-authorization-server"
+
+
+def openid_metadata_url(issuer: str) -> str:
+    """The URL of the metadata by OpenID Connect: below the issuer."""
+    origin, path = _split_issuer(issuer)
+    return f"{origin}{path}{_OPENID_PATH}"
+
+
+def metadata_urls(issuer: str) -> list[str]:
+    """The URLs to try, in order. OAuth 2.0 puts its well-known path between host and path."""
+    origin, path = _split_issuer(issuer)
+    return list(
+        dict.fromkeys([openid_metadata_url(issuer), f"{origin}{_OAUTH_PATH}{path}", f"{origin}{_OPENID_PATH}{path}"])
+    )
+
+
+def _split_issuer(issuer: str) -> tuple[str, str]:
+    parts = urlsplit(issuer)
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")

@@ -22,31 +22,8 @@ import msgspec
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, RateLimited
 from a2a_fabric.core.policy import is_known_scope, is_loopback
-from a2a_fabric.identity.settings import IssuerSettings
+from a2a_fabric.identity.settings import IssuerSettings, metadata_urls
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
-
-_OPENID_PATH = "/.well-known/openid-configuration"
-_OAUTH_PATH = "/.well-known/oauth-authorization-server"
-
-
-def openid_metadata_url(issuer: str) -> str:
-    """The URL of the metadata by OpenID Connect: below the issuer."""
-    origin, path = _split_issuer(issuer)
-    return f"{origin}{path}{_OPENID_PATH}"
-
-
-def metadata_urls(issuer: str) -> list[str]:
-    """The URLs to try, in order. OAuth 2.0 puts its well-known path between host and path."""
-    origin, path = _split_issuer(issuer)
-    return list(
-        dict.fromkeys([openid_metadata_url(issuer), f"{origin}{_OAUTH_PATH}{path}", f"{origin}{_OPENID_PATH}{path}"])
-    )
-
-
-def _split_issuer(issuer: str) -> tuple[str, str]:
-    parts = urlsplit(issuer)
-    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-
 
 METADATA_TIMEOUT = 5.0
 RETRY_AFTER = 5.0

@@ -19,7 +19,7 @@ from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.policy import make_access_key
 from a2a_fabric.doors.a2a.requests import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.token_verifiers import openid_metadata_url
+from a2a_fabric.identity.settings import openid_metadata_url
 from a2a_fabric.version import __version__
 
 _TEXT_TYPE, _JSON_TYPE = "text/plain", "application/json"

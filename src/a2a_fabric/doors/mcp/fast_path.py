@@ -42,6 +42,7 @@ from a2a_fabric.protocols.mcp.wire import (
     LOG_LEVEL_KEY,
     PROTOCOL_VERSION_KEY,
     SERVER_INFO_KEY,
+    SESSION_HEADER_BYTES,
     STATELESS_VERSION,
     VERSION_HEADER_BYTES,
     McpMessage,
@@ -125,6 +126,15 @@ class _WholeCall(FastRequest):
     method: Literal["tools/call"]
 
 
+class SessionCall(msgspec.Struct):
+    """A whole `tools/call` of the handshake era, decoded in one pass."""
+
+    id: str | int
+    params: HandshakeCallParams
+    jsonrpc: Literal["2.0"]
+    method: Literal["tools/call"]
+
+
 class FastPath:
     def __init__(self, context: DoorContext, catalog: ToolCatalog) -> None:
         self._context = context
@@ -137,6 +147,7 @@ class FastPath:
         self._whole_call_decoder = msgspec.json.Decoder(_WholeCall)
         self._call_decoder = msgspec.json.Decoder(StatelessCallParams)
         self._list_decoder = msgspec.json.Decoder(ListToolsParams)
+        self._whole_session_call_decoder = msgspec.json.Decoder(SessionCall)
         self._session_decoder = msgspec.json.Decoder(HandshakeCallParams)
         self._session_list_decoder = msgspec.json.Decoder(HandshakeListParams)
         self._trusted: set[bytes] = set()
@@ -190,6 +201,16 @@ class FastPath:
             return False
         return bytes(params.arguments)[:1] in (b"{", b"n")  # an object, or null
 
+    def parse_session_call(self, scope: Any, head: RequestHead, body: bytes) -> SessionCall | None:
+        """A plain call in a session, decoded only once. None for a request that has to be looked at more closely."""
+        if SESSION_HEADER_BYTES not in head or scope["method"] != "POST" or not _fits_both(head) or is_too_deep(body):
+            return None
+        try:
+            call = self._whole_session_call_decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        return call if _is_plain_session_call(call.params) else None
+
     def parse_in_session(
         self, head: RequestHead, message: McpMessage
     ) -> HandshakeCallParams | HandshakeListParams | None:
@@ -201,8 +222,7 @@ class FastPath:
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        is_plain = not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
-        return params if is_plain and _fits_both(head) else None
+        return params if _is_plain_session_call(params) and _fits_both(head) else None
 
     def check_scope(self, message: McpMessage, principal: Principal) -> None:
         """For a call that the SDK answers: its replies have no status for a missing scope. Raises OutOfScope."""
@@ -268,21 +288,21 @@ class FastPath:
         request_context: DirectRequestContext,
         send: Send,
         shortcut: Shortcut,
-        pop_cancellation: Callable[[], bool],
+        pop_cancellation: Callable[[str | int], bool],
     ) -> Questions | None:
         """The agent's questions, if it asks and nothing has been sent yet; then the SDK asks the client.
 
         `pop_cancellation` tells whether the client cancelled the request by a notification.
         """
         trace = request_context.trace_from_header(params.meta.traceparent)
-        reply = McpReply(request_id, send, self._get_ping_timers(), shortcut, trace)
+        reply = McpReply(request_id, send, self._ping_timers or self._get_ping_timers(), shortcut, trace)
         try:
             if isinstance(params, HandshakeCallParams):
                 return await self._answer_call_in_session(reply, params, request_context, trace)
             await self._send_tool_list(reply, request_context, trace, b"")
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if shortcut.client_disconnected or not pop_cancellation() or task is None:
+            if shortcut.client_disconnected or not pop_cancellation(request_id) or task is None:
                 raise
             task.uncancel()
             await reply.send_cancelled()
@@ -304,7 +324,9 @@ class FastPath:
                     return response
                 response = call.render_unanswerable(response, params.arguments)
             response.pop("resultType", None)
-            await reply.send_result(_encode(response))
+            result = _encode(response)
+            if not reply.try_send_result(result):
+                await reply.send_result(result)
         return None
 
     def _get_ping_timers(self) -> DeadlineSweep:
@@ -338,6 +360,10 @@ def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit 
             await reply.send_notification(method, params)
 
     return emit
+
+
+def _is_plain_session_call(params: HandshakeCallParams) -> bool:
+    return not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
 
 
 def _accepts_tasks(meta: StatelessMeta) -> bool:

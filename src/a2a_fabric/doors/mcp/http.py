@@ -14,6 +14,7 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.propagation import new_trace, trace_from_traceparent
+from a2a_fabric.core.result import Questions
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     SHORTCUT_KEY,
@@ -33,10 +34,10 @@ from a2a_fabric.doors.edge import (
     run_until_disconnect,
     take_buffered_body,
 )
-from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeListParams
+from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeCallParams, HandshakeListParams
 from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.results import http_status_of, to_error_body, to_protocol_error
-from a2a_fabric.doors.mcp.sessions import FastSessions
+from a2a_fabric.doors.mcp.sessions import FastSession, FastSessions
 from a2a_fabric.doors.mcp.tool_calls import ScopeMissing
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.wire import LISTEN_METHOD, SESSION_HEADER_BYTES, McpMessage, McpProtocolError
@@ -130,7 +131,7 @@ class McpHttpEndpoint:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = head_from_scope(scope)
         shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
-        fast_path, cycle, body = self._fast_path, None, None
+        fast_path, cycle, body, questions = self._fast_path, None, None, None
         try:
             principal = self._context.identify(head.credentials)
             body = take_buffered_body(shortcut, self._context.body_bytes)
@@ -139,9 +140,17 @@ class McpHttpEndpoint:
                 if trusted is not None:
                     await fast_path.answer(trusted, DirectRequestContext(principal, head), send, shortcut)
                     return
+                call = fast_path.parse_session_call(scope, head, body)
+                session = self._fast_sessions.find(head, call.id, principal) if call is not None else None
+                if call is not None and session is not None:
+                    questions = await self._answer_in_session(
+                        session, call.id, call.params, DirectRequestContext(principal, head), send, shortcut
+                    )
+                    if questions is None:
+                        return
             cycle = self._begin_cycle(scope, receive, send, body)  # requests on the fast path do without
             cycle.principal = principal
-            await self._answer(cycle, body, shortcut)
+            await self._answer(cycle, body, shortcut, questions)
         except ClientDisconnected:
             (cycle or self._begin_cycle(scope, receive, send, body)).log_disconnect()
         except asyncio.CancelledError:
@@ -161,7 +170,10 @@ class McpHttpEndpoint:
         cycle.body = body or b""
         return cycle
 
-    async def _answer(self, cycle: McpCycle, body: bytes | None, shortcut: Shortcut | None) -> None:
+    async def _answer(
+        self, cycle: McpCycle, body: bytes | None, shortcut: Shortcut | None, questions: Questions | None
+    ) -> None:
+        """`questions`: an agent asked them on the fast path, so the SDK asks the client."""
         scope, receive, send = cycle.scope, cycle.receive, cycle.send
         head, principal, fast_path = cycle.head, cycle.principal, self._fast_path
         cycle.check_method()
@@ -175,17 +187,19 @@ class McpHttpEndpoint:
             answer = partial(fast_path.answer, fast_request, direct_context, send, shortcut)
             await (answer() if shortcut else run_until_disconnect(scope, receive, answer))
             return
-        if (
-            fast_path
-            and message
-            and await self._answer_in_session(fast_path, head, message, direct_context, scope, send)
-        ):
-            return
+        if fast_path and message and questions is None:
+            self._fast_sessions.observe_cancellation(head, message, principal)
+            session, params = self._find_session(fast_path, head, message, direct_context)
+            if shortcut is not None and session is not None and params is not None:
+                request_id: Any = message.id  # the id of a request is never null
+                questions = await self._answer_in_session(session, request_id, params, direct_context, send, shortcut)
+                if questions is None:
+                    return
         cycle.continue_trace_of(message)
         if fast_path and message:
             fast_path.check_scope(message, principal)
         request_context = McpRequestContext(principal, cycle.trace, direct_context.delegation_chain)
-        request_context.pending_questions = direct_context.pending_questions
+        request_context.pending_questions = questions
         request_context.wants_all_tools = direct_context.wants_all_tools
         server = await self._find_server(scope, principal)
         observed_send = self._observe_reply(fast_request, cycle, message)
@@ -196,42 +210,42 @@ class McpHttpEndpoint:
         is_long_lived = cycle.method == "GET" or (message is not None and message.method == LISTEN_METHOD)
         await self._serve(server, request_context, scope, replayed, observed_send, is_long_lived=is_long_lived)
 
+    def _find_session(
+        self, fast_path: FastPath, head: RequestHead, message: McpMessage, request_context: DirectRequestContext
+    ) -> tuple[FastSession | None, HandshakeCallParams | HandshakeListParams | None]:
+        """The session and the parameters of a request that may take the fast path."""
+        if message.method not in ("tools/call", "tools/list") or not message.is_request:
+            return None, None
+        session = self._fast_sessions.find(head, message.id, request_context.principal)  # type: ignore[arg-type]  # a request's id is not null
+        params = fast_path.parse_in_session(head, message) if session is not None else None
+        if session is not None and isinstance(params, HandshakeListParams):
+            if session.open_session is None or session.open_session.client_name is None:
+                return None, None
+            request_context.client_name = session.open_session.client_name
+        return session, params
+
     async def _answer_in_session(
         self,
-        fast_path: FastPath,
-        head: RequestHead,
-        message: McpMessage,
+        session: FastSession,
+        request_id: str | int,
+        params: HandshakeCallParams | HandshakeListParams,
         request_context: DirectRequestContext,
-        scope: Any,
         send: Send,
-    ) -> bool:
-        """Whether the fast path answered. If the agent asks something instead, the SDK asks the client."""
-        self._fast_sessions.observe_cancellation(head, message, request_context.principal)
-        shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
-        fast_session = (
-            self._fast_sessions.find(head, message, request_context.principal) if shortcut is not None else None
-        )
-        params = fast_path.parse_in_session(head, message) if fast_session is not None else None
-        if shortcut is None or fast_session is None or params is None:
-            return False
-        if isinstance(params, HandshakeListParams):
-            session = fast_session.open_session
-            if session is None or session.client_name is None:
-                return False
-            request_context.client_name = session.client_name
-        request_id: Any = message.id  # the id of a request is never null
-        fast_session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
+        shortcut: Shortcut,
+    ) -> Questions | None:
+        """The agent's questions, if it asks instead of answering; then the SDK asks the client."""
+        assert self._fast_path is not None  # noqa: S101  # checked by the callers
+        session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
-            request_context.pending_questions = await fast_path.answer_in_session(
-                request_id, params, request_context, send, shortcut, partial(fast_session.pop_cancellation, request_id)
+            return await self._fast_path.answer_in_session(
+                request_id, params, request_context, send, shortcut, session.pop_cancellation
             )
         except asyncio.CancelledError:
             if not shortcut.client_disconnected:
                 raise
-            return True
+            return None
         finally:
-            fast_session.finish_request(request_id, time.monotonic())
-        return request_context.pending_questions is None
+            session.finish_request(request_id, time.monotonic())
 
     async def _serve(
         self,

@@ -217,7 +217,6 @@ async def _close_logged(session: OpenSession) -> None:
 
 
 _MAX_FAST_SESSIONS = 10_000
-_FAST_METHODS = frozenset({"tools/call", "tools/list"})
 _FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
 
 RequestId = str | int
@@ -277,22 +276,17 @@ class FastSessions:
         self._find_open_session = find_open_session
         self._sessions: OrderedDict[str, FastSession] = OrderedDict()
 
-    def find(self, head: RequestHead, message: McpMessage, principal: Principal) -> FastSession | None:
-        """The session in which this request may take the fast path; None if it must go to the SDK."""
+    def find(self, head: RequestHead, request_id: RequestId, principal: Principal) -> FastSession | None:
+        """The session in which a call or list may take the fast path; None if it must go to the SDK."""
         session_id, version = head.get(SESSION_HEADER_BYTES), head.get(VERSION_HEADER_BYTES)
-        if (
-            session_id is None
-            or version not in _FAST_VERSIONS
-            or message.method not in _FAST_METHODS
-            or not message.is_request
-        ):
+        if session_id is None or version not in _FAST_VERSIONS:
             return None
         session = self._sessions.get(session_id)
         if (
             session is None
-            or session.principal != principal
+            or (session.principal is not principal and session.principal != principal)
             or session.version != version
-            or message.id in session.running
+            or request_id in session.running
         ):
             return None
         if session.open_session is not None and not session.open_session.is_open:

@@ -17,7 +17,7 @@ from a2a_fabric.core.agent import to_portable_schema
 from a2a_fabric.doors.edge import CycleEndpoint, DoorEdge, HttpReply
 from a2a_fabric.doors.rest import models
 from a2a_fabric.doors.rest.http import RestPageCycle, RestRoute, page_endpoint
-from a2a_fabric.identity.token_verifiers import openid_metadata_url
+from a2a_fabric.identity.settings import openid_metadata_url
 from a2a_fabric.version import __version__
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
