@@ -80,7 +80,7 @@ class RequestHead:
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
         self._credentials: Credentials | None = None
-        self.derived: dict[str, str] = {}
+        self.derived: dict[str, Any] = {}
         # Whether the request names a trace or a delegation chain; most requests name neither.
         self.has_journey = b"traceparent" in self._headers or DELEGATION_HEADER_BYTES in self._headers
 

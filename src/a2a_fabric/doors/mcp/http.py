@@ -95,7 +95,9 @@ class McpCycle(RequestCycle):
 
     def continue_trace_of(self, message: McpMessage | None) -> None:
         """The trace that a message names precedes that of its HTTP request."""
-        params = wire.decode_or_none(message.params, _TraceParams) if message is not None else None
+        if message is None or b"traceparent" not in bytes(message.params):
+            return
+        params = wire.decode_or_none(message.params, _TraceParams)
         if params is not None and isinstance(params.meta.traceparent, str):
             self.trace = trace_from_traceparent(params.meta.traceparent) or self.trace
 
@@ -199,7 +201,7 @@ class McpHttpEndpoint:
         if fast_path and message:
             fast_path.check_scope(message, principal)
         request_context = McpRequestContext(principal, cycle.trace, direct_context.delegation_chain)
-        request_context.pending_questions = questions
+        request_context.message, request_context.pending_questions = message, questions
         request_context.wants_all_tools = direct_context.wants_all_tools
         server = await self._find_server(scope, principal)
         observed_send = self._observe_reply(fast_request, cycle, message)

@@ -31,7 +31,7 @@ from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import Send
 from a2a_fabric.doors.edge import RequestHead, Shortcut, send_reply
 from a2a_fabric.protocols.mcp import wire
-from a2a_fabric.protocols.mcp.wire import VERSION_HEADER_BYTES, McpProtocolError, is_stateless_version
+from a2a_fabric.protocols.mcp.wire import VERSION_HEADER_BYTES, McpMessage, McpProtocolError, is_stateless_version
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class McpRequestContext:
     `delegation_chain` comes from the headers or the environment; a message may carry a longer one.
     """
 
+    message: McpMessage | None = None  # of an HTTP request with one
     pending_questions: Questions | None = None  # asked by an agent on the fast path
     can_refuse = False  # whether the reply to this request may still be an HTTP status
     client_name = ""  # as the client calls itself; set where tools are listed

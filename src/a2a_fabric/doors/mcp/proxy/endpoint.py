@@ -135,12 +135,6 @@ class _Params(msgspec.Struct):
     arguments: Any = None
 
 
-class _Frame(msgspec.Struct):
-    method: str | None = None
-    id: str | int | None = None
-    params: msgspec.Raw = msgspec.Raw(b"")
-
-
 class ObservedSend:
     """The caller's `send`, which passes the reply to the outcome of the call too."""
 
@@ -186,9 +180,10 @@ class ProxiedRequest:
         self.body = body
         self.http_method: str = scope["method"]
         self.head = head_from_scope(scope)
-        frame = decode_or_none(body, _Frame) or _Frame()
-        self.method, self.id = frame.method, frame.id
-        self._params = decode_or_none(frame.params, _Params) or _Params()
+        message = request_context.message
+        self.method = (message and message.method) or None
+        self.id = message.id if message is not None and message.id is not msgspec.UNSET else None
+        self._params = (decode_or_none(message.params, _Params) if message and message.params else None) or _Params()
         # Notifications, and answers to the agent's questions, are no requests: nothing waits for a reply to them.
         self.is_request = self.http_method == "POST" and self.method is not None and self.id is not None
         self.is_call = self.is_request and self.method == "tools/call" and isinstance(self._params.name, str)

@@ -169,6 +169,8 @@ class HttpProxy:
         self._agent_id = agent_id
         self._address = address
         self._make_bridge_proxy = make_bridge_proxy
+        own_headers = {name.lower(): value for name, value in address.headers.items()}
+        self._own_headers = {"accept-encoding": "identity", **own_headers}
 
     async def forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError or McpProtocolError."""
@@ -178,7 +180,7 @@ class HttpProxy:
         if is_stateless_request(proxied.head) and not await self._is_stateless_server(proxied):
             await (await self._make_bridge_proxy()).forward(proxied)
             return
-        exchange = _HttpExchange(self._proxies, self._agent_id, self._address, proxied)
+        exchange = _HttpExchange(self._proxies, self._agent_id, self._address, self._own_headers, proxied)
         await exchange.run()
         if exchange.held_reply is not None:
             await self._handle_refused_handshake(proxied, exchange.held_reply)
@@ -202,13 +204,20 @@ HeldReply = tuple[int, bytes, list[tuple[bytes, bytes]]]
 class _HttpExchange:
     """One request and its reply. `held_reply` is a reply that has not been forwarded yet."""
 
-    def __init__(self, proxies: HttpProxies, agent_id: str, address: HTTPTunnel, proxied: ProxiedRequest) -> None:
+    def __init__(
+        self,
+        proxies: HttpProxies,
+        agent_id: str,
+        address: HTTPTunnel,
+        own_headers: Mapping[str, str],
+        proxied: ProxiedRequest,
+    ) -> None:
         self._proxies = proxies
         self._agent_id = agent_id
         self._address = address
+        self._own_headers = own_headers
         self._proxied = proxied
-        headers = proxied.scope["headers"]
-        self._request_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self._session = proxied.head.get(SESSION_HEADER_BYTES)
         self._is_resumable = False
         self._ends_at_event = True  # whether the last chunk ended with an event
         self.held_reply: HeldReply | None = None
@@ -240,17 +249,12 @@ class _HttpExchange:
             raise error from exc
 
     def _make_headers(self) -> dict[str, str]:
-        forwarded = {
-            name: value
-            for name, value in self._request_headers.items()
-            if name in _REQUEST_HEADERS or name.startswith("mcp-")
-        }
-        own_headers = {name.lower(): value for name, value in self._address.headers.items()}
-        trace_headers = {
-            "traceparent": format_traceparent(self._proxied.trace),
-            **chain_to_headers(self._proxied.chain),
-        }
-        return {**forwarded, "accept-encoding": "identity", **own_headers, **trace_headers}
+        head = self._proxied.head
+        forwarded = head.derived.get("mcp: forwarded")
+        if forwarded is None:
+            forwarded = head.derived["mcp: forwarded"] = dict(_select_request_headers(self._proxied.scope["headers"]))
+        headers = {**forwarded, **self._own_headers, "traceparent": format_traceparent(self._proxied.trace)}
+        return {**headers, **chain_to_headers(self._proxied.chain)} if self._proxied.chain else headers
 
     async def _send_reply(self, reply: StreamedReply) -> None:
         if reply.status == 401 or 300 <= reply.status < 400:  # about the node's credentials or address
@@ -268,7 +272,7 @@ class _HttpExchange:
             await self._proxied.send.send_reply(reply.status, body, headers)
 
     async def _track_session(self, reply: StreamedReply) -> None:
-        new_session, session = reply.headers.get(SESSION_HEADER), self._request_headers.get(SESSION_HEADER)
+        new_session, session = reply.headers.get(SESSION_HEADER), self._session
         if new_session is not None and session is None:
             await self._proxies.sessions.add(self._agent_id, new_session, self._proxied.principal)
         if session is not None and (
@@ -305,7 +309,7 @@ class _HttpExchange:
 
     async def _cancel_upstream(self) -> None:
         """Cancel the request at the server: in a session, closing the connection does not cancel it."""
-        if SESSION_HEADER not in self._request_headers or not self._proxied.is_request:
+        if self._session is None or not self._proxied.is_request:
             return
         params = {"requestId": self._proxied.id, "reason": "The request took too long"}
         notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
@@ -329,6 +333,13 @@ class _HttpExchange:
             limit = self._address.reply_bytes
             return UpstreamRefused(f"The MCP server's reply is larger than {limit} bytes", agent_id=agent_id)
         return UpstreamInterrupted(f"The connection to the MCP server broke: {exc}", agent_id=agent_id)
+
+
+def _select_request_headers(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, str]]:
+    for raw_name, value in headers:
+        name = raw_name.decode("latin-1")
+        if name in _REQUEST_HEADERS or name.startswith("mcp-"):
+            yield name, value.decode("latin-1")
 
 
 def _select_reply_headers(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
