@@ -33,7 +33,7 @@ def main() -> None:
     cores = processes.pin_to_cores()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.against:
-            against.run(runner, cores, Effort(9, 0.3, 0.3) if options.quick else Effort(41, 0.3), options.against)
+            against.run(runner, cores, Effort(9, 0.3, 0.3) if options.quick else Effort(31, 0.3), options.against)
             return
         if "calls" in wanted:
             effort = Effort(2, 0.5, 0.3) if options.quick else Effort(5, 3.0)

@@ -19,8 +19,9 @@ from bench.rows import CONNECTIONS, Effort, Row, alternate, cells, why_not_ready
 SDK = "plain SDK echo"
 MESSAGE = {"messageId": "bench", "role": "ROLE_USER", "parts": [{"text": "What is six times seven?"}]}
 BODY = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": MESSAGE}})
-_MANIFEST = """\
-- agent_id: echo
+AGENT_PATH = "/agents/plain-echo"
+MANIFEST = """\
+- agent_id: plain-echo
   runtime: http
   endpoint: {{transport: http, uri: 'http://127.0.0.1:{port}/'}}
   capabilities: [{{name: reason, modalities: [text]}}]
@@ -54,13 +55,13 @@ def _rows(cores: Cores) -> Iterator[list[Row]]:
     ):
         yield [
             Row(SDK, *sdk, repeat_message(sdk.port, "/", "")),
-            Row("fabric node, tasks", *tasks, repeat_message(tasks.port, "/agents/echo", TOKEN)),
-            Row("fabric node, messages", *quick, repeat_message(quick.port, "/agents/echo", TOKEN)),
+            Row("fabric node, tasks", *tasks, repeat_message(tasks.port, AGENT_PATH, TOKEN)),
+            Row("fabric node, messages", *quick, repeat_message(quick.port, AGENT_PATH, TOKEN)),
         ]
 
 
 def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[ServerProcess]:
-    return processes.node(_MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
+    return processes.node(MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
 
 
 def repeat_message(port: int, path: str, token: str) -> load.OpenConnection:

@@ -32,7 +32,8 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
         mcp_server = stack.enter_context(processes.module("bench.mcp_upstream", core=cores.load))
         processes.wait_for(mcp_server.port)
         uri = f"http://127.0.0.1:{mcp_server.port}/mcp"
-        manifests = calls.manifests(http_agent.port) + mcp_rows.manifests(uri)
+        port = http_agent.port
+        manifests = calls.manifests(port) + mcp_rows.manifests(uri) + a2a_rows.MANIFEST.format(port=port)
         sources: dict[str, Path | None] = {"this code": ROOT / "src", revision: other / "src"}
         pairs: dict[str, list[Row]] = {}
         for name, source in sources.items():
@@ -64,7 +65,7 @@ def _rows(name: str, node: ServerProcess) -> list[Row]:
         Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
         Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),
         Row(name, *node, stateless(port, "/mcp", "old_add", TOKEN), "MCP, stateless to handshake"),
-        Row(name, *node, a2a_rows.repeat_message(port, "/agents/echo", TOKEN), "A2A, a durable task"),
+        Row(name, *node, a2a_rows.repeat_message(port, a2a_rows.AGENT_PATH, TOKEN), "A2A, a durable task"),
     ]
 
 
