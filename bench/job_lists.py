@@ -46,8 +46,8 @@ async def run(stores: BenchStores, *, jobs: int) -> None:
             pass  # it has its tables now
         await _fill_store(address, jobs)
         async with open_store(address) as store:
-            for name, wish in (("all", JobFilter()), ("one owner's", JobFilter(owner="psk:1"))):
-                first, far = await _measure(store, wish)
+            for name, query in (("all", JobFilter()), ("one owner's", JobFilter(owner="psk:1"))):
+                first, far = await _measure(store, query)
                 print(f"| {engine}, {name} | {first:.2f} | {far:.2f} |")
 
 
@@ -74,22 +74,22 @@ def _fill_file(path: str, jobs: int) -> None:
         connection.close()
 
 
-async def _measure(store: Store, wish: JobFilter) -> tuple[float, float]:
+async def _measure(store: Store, query: JobFilter) -> tuple[float, float]:
     """Milliseconds for the first page, and for a page near the end, read with its cursor."""
     cursor = None
     for _ in range(FAR - 1):
-        page = await store.jobs.list(wish, cursor=cursor, limit=PAGE)
+        page = await store.jobs.list(query, cursor=cursor, limit=PAGE)
         if page.cursor is None:
             break
         cursor = page.cursor
-    return await _page(store, wish, None), await _page(store, wish, cursor)
+    return await _page(store, query, None), await _page(store, query, cursor)
 
 
-async def _page(store: Store, wish: JobFilter, cursor: str | None) -> float:
+async def _page(store: Store, query: JobFilter, cursor: str | None) -> float:
     times = []
     for _ in range(TIMES):
         began = time.perf_counter()
-        page = await store.jobs.list(wish, cursor=cursor, limit=PAGE)
+        page = await store.jobs.list(query, cursor=cursor, limit=PAGE)
         times.append(time.perf_counter() - began)
         if not page.jobs:
             raise SystemExit("an empty page")

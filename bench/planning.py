@@ -24,7 +24,7 @@ def run() -> None:
 
 
 def _plan(count: int) -> float:
-    wish = RouteRequest(agent_id="agent-5", capability="echo", principal=Principal(trust="local"))
+    request = RouteRequest(agent_id="agent-5", capability="echo", principal=Principal(trust="local"))
     health = HealthTracker(HealthPolicy())
     offers = (Capability(name="echo"),)
     catalog = Catalog(Manifest(agent_id=f"agent-{n}", endpoint={}, capabilities=offers) for n in range(count))
@@ -32,6 +32,6 @@ def _plan(count: int) -> float:
     times = []
     for _ in range(TIMES):
         started = time.perf_counter()
-        plan_route(wish, catalog, health, RoutingPolicy())
+        plan_route(request, catalog, health, RoutingPolicy())
         times.append(time.perf_counter() - started)
     return statistics.median(times)

@@ -108,6 +108,6 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture
-def only_bells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for a job hears a bell, or nothing: nobody looks by themselves now and then."""
+def without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that wait for a job are woken by a notice, or not at all: none of them polls."""
     monkeypatch.setattr(reader, "_POLL_INTERVAL", 600.0)

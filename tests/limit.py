@@ -17,7 +17,7 @@ import pytest
 
 SECONDS = 240.0
 TO_SET_UP = 600.0  # the first one may have to install what it speaks to
-_AGAIN = 1.0  # an alarm that rings inside of somebody else's task is heard by nobody
+_AGAIN = 1.0  # an alarm that is raised inside of another task may be lost
 
 T = TypeVar("T")
 

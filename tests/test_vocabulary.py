@@ -120,6 +120,25 @@ def test_pages_are_in_plain_words() -> None:
     assert wrong == []
 
 
+def test_names_of_tests_are_in_plain_words() -> None:
+    words = RETIRED_NAMES | {"nobody", "somebody", "whoever", "nursery"}
+    words -= {
+        "asked",
+        "asker",
+        "desk",
+        "house",
+        "lean",
+        "nowhere",
+        "patience",
+        "told",
+    }  # tests use them as plain English
+    wrong = [str(path) for path in (ROOT / "tests").rglob("*") if split_name(path.stem) & words]
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = definitions(ast.parse(path.read_text("utf-8")))
+        wrong += [f"{path.name}:{n.lineno} {n.name}" for n in names if split_name(n.name) & words]
+    assert wrong == []
+
+
 def test_the_glossary_defines_the_words_that_are_the_project_s_own() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8").lower()
     words = (

@@ -57,7 +57,7 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may call."""
+    """Which callers the node lets in."""
 
     psk: Annotated[
         str | None,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LAST_WORDS = 3000
-_NOBODY = "http://127.0.0.1:9"
+_NO_ADDRESS = "http://127.0.0.1:9"
 _HERE = "127.0.0.1,localhost"
-# Nobody listens there: whatever a program wants from elsewhere, it does not get.
-NOWHERE = {"HTTP_PROXY": _NOBODY, "HTTPS_PROXY": _NOBODY, "NO_PROXY": _HERE, "no_proxy": _HERE}
+# It has no listener: whatever a program wants from elsewhere, it does not get.
+NOWHERE = {"HTTP_PROXY": _NO_ADDRESS, "HTTPS_PROXY": _NO_ADDRESS, "NO_PROXY": _HERE, "no_proxy": _HERE}
 
 
 class CommandFailed(Exception):

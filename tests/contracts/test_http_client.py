@@ -226,7 +226,9 @@ async def test_waiting_for_a_free_connection_counts_towards_the_deadline(make: M
             await client.request("GET", peer.url("/echo"), timeout=SHORT, limit=LIMIT)
 
 
-async def test_whoever_stops_waiting_for_a_connection_leaves_it_to_the_next(make: MakeClient, peer: Peer) -> None:
+async def test_a_request_that_stops_waiting_for_a_connection_leaves_it_to_the_next(
+    make: MakeClient, peer: Peer
+) -> None:
     client = make(max_connections=1)
     for steps in range(12):  # cancelled a little later each time, so that it meets the very step of the turn, too
         async with client.stream("GET", peer.url("/slow-body"), timeout=60, limit=LIMIT):

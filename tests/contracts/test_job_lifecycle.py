@@ -31,7 +31,7 @@ from a2a_fabric.core.job import (
     take_over_job,
 )
 from a2a_fabric.core.stores import Store
-from tests.contracts.stores import ENGINES, begun, completed, log_of, new_job, opened, tokens, wish
+from tests.contracts.stores import ENGINES, begun, claim_request, completed, log_of, new_job, opened, tokens
 from tests.profiles import examples
 from tests.unit.made import LOCAL, call
 
@@ -109,7 +109,9 @@ def test_ids_sort_by_age_and_owners_by_who_they_are() -> None:
 def test_room_is_never_exceeded_and_never_left_empty(
     waiting: list[str], running: dict[str, int], limits: dict[str, int], default: int | None, limit: int
 ) -> None:
-    room = AgentQuota(wish(limit=limit, limits=limits, default_limit=default), lambda agent: running.get(agent, 0))
+    room = AgentQuota(
+        claim_request(limit=limit, limits=limits, default_limit=default), lambda agent: running.get(agent, 0)
+    )
     chosen = list(room.choose(((agent, (at, agent)) for at, agent in enumerate(waiting)), limit))
     assert chosen == sorted(chosen)
     assert len(chosen) <= limit
@@ -162,13 +164,13 @@ async def _steps(store: Store, steps: list[tuple[str, int]]) -> None:
             [job] = await store.jobs.take_over(HOLD)
         elif step == "release":
             await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=0.0, events=tokens(*words)))
-            [job] = await store.jobs.claim(wish())
+            [job] = await store.jobs.claim(claim_request())
         else:
             await store.jobs.release(
                 job.fencing_token, JobOutcome(state="input_required", question={}, events=tokens(*words))
             )
             await store.jobs.answer(job.job_id, {})
-            [job] = await store.jobs.claim(wish())
+            [job] = await store.jobs.claim(claim_request())
         with pytest.raises(LeaseLost):
             await store.jobs.append(old, tokens("from the past"))
     assert await log_of(store, job.job_id) == list(enumerate(written, 1))

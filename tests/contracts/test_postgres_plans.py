@@ -12,7 +12,7 @@ import pytest
 from a2a_fabric.core.job import HoldRequest, JobFilter
 from a2a_fabric.core.stores import Store
 from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore
-from tests.contracts.stores import until, wish
+from tests.contracts.stores import claim_request, until
 from tests.fixtures.pooler import Pooler
 from tests.fixtures.postgres import shared
 
@@ -64,7 +64,7 @@ async def ask_everything(store: Store) -> None:
         await store.jobs.list(each, cursor=first.cursor or "5000", limit=PAGE)
     for owner in ("psk:1", "psk:nobody"):
         assert await store.jobs.count_waiting(owner, 100) == 0
-    assert await store.jobs.claim(wish(limit=9, default_limit=2)) == []
+    assert await store.jobs.claim(claim_request(limit=9, default_limit=2)) == []
     assert await store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
     await store.jobs.get("job_77")
 
@@ -88,7 +88,7 @@ async def test_what_is_asked_reads_about_what_it_tells_however_many_jobs_there_a
                 await operator.execute("ANALYZE a2a_fabric.jobs")
             await operator.execute("SELECT pg_stat_reset()")
             await ask_everything(store)
-        await until(lambda: _is_alone(operator))  # whoever has left has also said what it read
+        await until(lambda: _is_alone(operator))  # a session that has ended has also reported what it read
         read = await operator.fetchval(READ)
         assert 0 < read < MANY / 8
     finally:

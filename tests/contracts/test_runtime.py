@@ -24,7 +24,7 @@ from a2a_fabric.tools.catalog import build_manifests
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import Toolbox
 from tests.matrix.agents import KINDS, RUNTIMES
-from tests.matrix.asking import Question
+from tests.matrix.door_client import Question
 
 ONE_REPLY = ("agentzero", "http_openapi", "http_plain", "process_oneshot", "tool")  # they send no events
 TOOLS = ToolSettings(web_allow=("127.0.0.1",))

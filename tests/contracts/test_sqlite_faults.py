@@ -32,7 +32,7 @@ from a2a_fabric.core.stores import job_topic
 from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.sqlite.database import Row, SqliteReader, Values
 from a2a_fabric.stores.sqlite.store import SqliteChangePoller, SqliteSettings, SqliteStore, build
-from tests.contracts.stores import begun, completed, new_job, tokens, wish
+from tests.contracts.stores import begun, claim_request, completed, new_job, tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,7 +161,7 @@ async def test_where_nothing_waits_looking_for_work_takes_no_lock(path: Path) ->
     await asyncio.wait([left])
     with closing(sqlite3.connect(path, isolation_level=None, timeout=20.0)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert await store.jobs.claim(wish()) == []
+        assert await store.jobs.claim(claim_request()) == []
         assert await store.jobs.take_over(HoldRequest(worker="w", lease=60.0)) == []
         other.execute("ROLLBACK")
     await store.aclose()
@@ -311,18 +311,18 @@ async def test_a_change_that_could_not_be_looked_at_is_told_of_later(path: Path)
     store, board = await build(f"sqlite:{path}"), TopicSignals()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         reader = Faltering(connection, "here")
-        lookout = SqliteChangePoller(reader, board, lambda: False)
+        poller = SqliteChangePoller(reader, board, lambda: False)
         job = await begun(store)
-        with board.watch(job_topic(job.job_id)) as bell:
-            lookout.poll()
-            assert await bell.wait(0.0)
+        with board.watch(job_topic(job.job_id)) as wake_handle:
+            poller.poll()
+            assert await wake_handle.wait(0.0)
             await store.jobs.release(job.fencing_token, completed())
             reader.is_away = True
             with pytest.raises(StoreBusy):
-                lookout.poll()
+                poller.poll()
             reader.is_away = False
-            lookout.poll()
-            assert await bell.wait(0.0)
-            lookout.poll()
-            assert not await bell.wait(0.0)
+            poller.poll()
+            assert await wake_handle.wait(0.0)
+            poller.poll()
+            assert not await wake_handle.wait(0.0)
     await store.aclose()

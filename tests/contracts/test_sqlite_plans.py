@@ -12,7 +12,7 @@ import pytest
 from a2a_fabric.core.job import HoldRequest, JobFilter
 from a2a_fabric.stores.sqlite.connections import open_file
 from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore
-from tests.contracts.stores import wish
+from tests.contracts.stores import claim_request
 
 MANY = 20_000
 PAGE = 50
@@ -72,7 +72,7 @@ async def test_a_page_of_a_list_costs_the_same_however_many_jobs_there_are(tmp_p
 
 async def test_looking_for_work_costs_the_same_however_many_jobs_there_are(tmp_path: Path) -> None:
     async with filled(tmp_path) as made:
-        assert await made.store.jobs.claim(wish()) == []
+        assert await made.store.jobs.claim(claim_request()) == []
         assert await made.store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
         assert await made.store.jobs.count_waiting("psk:1", 100) == 0
     assert made.steps < MANY / 20

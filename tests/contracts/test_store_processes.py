@@ -167,13 +167,13 @@ async def test_a_reader_follows_a_log_that_another_node_writes(shared_engine: En
 
         async def follow() -> list[int]:
             seen: list[int] = []
-            with here.notices.watch(job_topic(job.job_id)) as bell:
+            with here.notices.watch(job_topic(job.job_id)) as wake_handle:
                 while True:
                     page = await here.jobs.events(job.job_id, after=len(seen))
                     seen += [line.number for line in page.events]
                     if page.is_complete:
                         return seen
-                    assert await bell.wait(PATIENCE), "nobody told of the change"
+                    assert await wake_handle.wait(PATIENCE), "nobody told of the change"
 
         reader = asyncio.create_task(follow())
         for number in range(1, 6):
@@ -189,10 +189,10 @@ async def _is_read(store: Store, job_id: str, number: int) -> bool:
 
 async def test_an_agent_registered_on_one_node_is_seen_by_the_others(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
-        with there.notices.watch(AGENTS_TOPIC) as bell:
+        with there.notices.watch(AGENTS_TOPIC) as wake_handle:
             assert await there.registrations.read_changes(0) == []
             await here.registrations.register(agent("percy"), "psk:alice")
-            assert await bell.wait(PATIENCE)
+            assert await wake_handle.wait(PATIENCE)
             assert [row.agent_id for row in await there.registrations.list(RegistrationFilter())] == ["percy"]
 
 
@@ -219,19 +219,19 @@ async def test_a_node_that_comes_back_finds_everything(shared_engine: Engine) ->
 
 async def test_an_inbox_filled_by_one_node_rings_on_the_others(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
-        with there.notices.watch(inbox_topic("agent:percy")) as bell:
+        with there.notices.watch(inbox_topic("agent:percy")) as wake_handle:
             assert await there.messages.receive("agent:percy") == []
             await here.messages.append(new_message("percy"))
-            assert await bell.wait(PATIENCE)
+            assert await wake_handle.wait(PATIENCE)
             assert len(await there.messages.receive("agent:percy")) == 1
 
 
 async def test_a_request_to_cancel_on_one_node_rings_where_the_job_is_held(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
         job = await begun(here)
-        with here.notices.watch(job_topic(job.job_id)) as bell:
+        with here.notices.watch(job_topic(job.job_id)) as wake_handle:
             await there.jobs.cancel(job.job_id, CANCELLED)
-            assert await bell.wait(PATIENCE)
+            assert await wake_handle.wait(PATIENCE)
             [pulse] = await here.jobs.heartbeat([job.fencing_token], 60)
             assert pulse.cancel_requested
 

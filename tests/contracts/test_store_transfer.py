@@ -20,6 +20,7 @@ from tests.contracts.stores import (
     ENGINES,
     Engine,
     begun,
+    claim_request,
     completed,
     log_of,
     new_job,
@@ -27,7 +28,6 @@ from tests.contracts.stores import (
     opened,
     records_of,
     tokens,
-    wish,
 )
 from tests.unit.made import agent
 
@@ -91,7 +91,7 @@ async def test_an_imported_store_works_on_where_the_other_stopped(engine: Engine
         assert len(await other.messages.receive("agent:percy", limit=9)) == 2
         assert [row.agent_id for row in await other.registrations.list(RegistrationFilter(tag="x"))] == ["percy"]
         await other.jobs.accept(new_job(task="fresh"))
-        assert [job.call.input.task for job in await other.jobs.claim(wish(limit=9))] == ["fresh"]
+        assert [job.call.input.task for job in await other.jobs.claim(claim_request(limit=9))] == ["fresh"]
 
 
 async def test_a_job_that_goes_on_while_it_is_exported_goes_on_where_it_is_imported(

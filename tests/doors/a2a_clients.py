@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from a2a_fabric.core.propagation import new_id
 from tests.fixtures.node import PATIENCE, PSK, Node, Reply
-from tests.fixtures.plain import TRUSTS_NOBODY
+from tests.fixtures.plain import TRUSTS_NO_PROXY
 
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 KEY = {"Authorization": f"Bearer {PSK}"}
@@ -29,7 +29,7 @@ async def connected(
     node: Node, agent_id: str | None, binding: str, *, streaming: bool = False, polling: bool = False
 ) -> AsyncIterator[Client]:
     """A client made from the agent's own card."""
-    async with httpx.AsyncClient(headers=KEY, timeout=PATIENCE, verify=TRUSTS_NOBODY) as http:
+    async with httpx.AsyncClient(headers=KEY, timeout=PATIENCE, verify=TRUSTS_NO_PROXY) as http:
         card = await card_of(node, agent_id, http)
         config = ClientConfig(
             httpx_client=http,

@@ -1,4 +1,4 @@
-"""Somebody's webhook, for tests of push notifications."""
+"""A caller's webhook, for tests of push notifications."""
 
 from __future__ import annotations
 

@@ -197,12 +197,12 @@ async def test_a_reader_comes_back_with_the_last_number_and_misses_nothing(line:
 
 
 @many(150)
-@given(method=st.sampled_from(sorted(METHODS)), wish=params, name=words)
+@given(method=st.sampled_from(sorted(METHODS)), request=params, name=words)
 async def test_any_message_that_can_be_written(
-    line: grpc.aio.Channel, node: Node, method: str, wish: Any, name: str
+    line: grpc.aio.Channel, node: Node, method: str, request: Any, name: str
 ) -> None:
     request = METHODS[method]()
-    fields = {**wish, "name": name, "request": wish.get("message")} if isinstance(wish, dict) else {}
+    fields = {**request, "name": name, "request": request.get("message")} if isinstance(request, dict) else {}
     for key, value in fields.items():  # as many of them as this method has
         try:
             ParseDict({key: value}, request, ignore_unknown_fields=True)

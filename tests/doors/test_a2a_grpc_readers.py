@@ -1,4 +1,4 @@
-"""Streams over gRPC that nobody reads: they cost next to nothing, and are given up after a while."""
+"""Unread streams over gRPC: they cost next to nothing, and are given up after a while."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_of_a_task_that_has_said_much_they_hold_next_to_nothing(tmp_path: 
 
 
 async def heard_once_there_is_room(channel: grpc.aio.Channel) -> str:
-    """By somebody else, who is told that there is none until then."""
+    """By another caller, which is told that there is none until then."""
     async with asyncio.timeout(PATIENCE):
         while True:
             told = stub(channel).SendStreamingMessage(sending(1), metadata=METADATA)

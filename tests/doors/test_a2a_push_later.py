@@ -1,4 +1,4 @@
-"""Push notifications of tasks that outlive nodes: told by whoever comes after, each once, whatever lies in between."""
+"""Push notifications of tasks that outlive nodes: told by the next node, each once, whatever lies in between."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ async def node() -> AsyncIterator[Node]:
 async def ids(node: Node, *moments: float) -> list[str]:
     """Of the tasks that the same message begins at these moments."""
     at = iter(moments)
-    beginning = TaskCreator(node.fabric.gateway, node.fabric.jobs, WINDOW, lambda: next(at))
+    creator = TaskCreator(node.fabric.gateway, node.fabric.jobs, WINDOW, lambda: next(at))
     asking = parse_user_message({"message": message("once", skill="say")}, "1.0")
-    visit = A2ARequestContext(
+    context = A2ARequestContext(
         principal=Principal(mode="psk", principal_id="psk", trust="local"),
         trace=new_trace(),
         agent=node.fabric.registry.get_agent("percy"),
     )
-    return [(await beginning.accept(asking, visit))[1].job_id for _ in moments]
+    return [(await creator.accept(asking, context))[1].job_id for _ in moments]
 
 
 async def test_shortly_before_and_after_a_span_ends_it_is_the_same_task(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Readers of A2A streams that do not read: they cost next to nothing, and nobody else notices them.
+"""Readers of A2A streams that do not read: they cost next to nothing, and no other client notices them.
 
 As in `test_slow_readers`, on bare sockets of which nothing but the first line is read.
 """
@@ -98,10 +98,10 @@ async def said(node: Node, task_id: str, words: int) -> None:
 
 
 async def all_done(node: Node, count: int) -> None:
-    wish = JobFilter(agent_id="chatter", states=("completed",))
+    request = JobFilter(agent_id="chatter", states=("completed",))
 
     async def are_so() -> bool:
-        return len((await node.fabric.store.jobs.list(wish)).jobs) == count
+        return len((await node.fabric.store.jobs.list(request)).jobs) == count
 
     await eventually(are_so)
 
@@ -153,7 +153,7 @@ async def test_of_a_message(tmp_path: Path) -> None:
         requests += [posting(f"{PLACE}/message:stream", asking(3000, "mutter")) for _ in range(5)]
         async with not_reading(node, *requests):
             await all_done(node, 10)
-            assert memory() - before < 110  # half of it is for the tasks themselves, whoever listens
+            assert memory() - before < 110  # half of it is for the tasks themselves, with or without readers
             async with reading(node, over_rpc("SendStreamingMessage", asking(3, "mutter"))) as words:
                 assert await words() == "done"
 
@@ -183,7 +183,7 @@ async def test_of_a_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has", [2, 4, 7])
-async def test_whoever_comes_back_after_the_end_hears_the_rest_and_nothing_twice(tmp_path: Path, has: int) -> None:
+async def test_a_client_that_comes_back_after_the_end_gets_the_rest_and_nothing_twice(tmp_path: Path, has: int) -> None:
     async with chatting(tmp_path) as (node, chatter):
         chatter.may_end.set()
         task = (await rpc(node, "SendMessage", asking(5, "talk"), agent="chatter"))["result"]["task"]

@@ -230,7 +230,7 @@ async def test_a_body_that_is_not_json_is_refused_by_its_type(node: Node) -> Non
     assert typed.json["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
-async def test_without_a_key_nobody_is_let_in_and_the_request_is_not_read(node: Node) -> None:
+async def test_without_a_key_no_caller_is_let_in_and_the_request_is_not_read(node: Node) -> None:
     reply = await raw(node, "GetTask", {"id": "x"}, token=None)
     assert (reply.status, reply.headers["www-authenticate"]) == (401, 'Bearer realm="fabric"')
     assert reply.json["id"] is None
@@ -240,7 +240,7 @@ async def test_without_a_key_nobody_is_let_in_and_the_request_is_not_read(node: 
     assert (forbidden.status, forbidden.json["error"]["data"][0]["reason"]) == (403, "PERMISSION_DENIED")
 
 
-async def test_somebody_elses_task_is_not_found(node: Node) -> None:
+async def test_another_callers_task_is_not_found(node: Node) -> None:
     task = (await rpc(node, "SendMessage", {"message": message("mine", skill="say")}))["result"]["task"]
     for method in ("GetTask", "CancelTask", "SubscribeToTask"):
         error = (await rpc(node, method, {"id": task["id"]}, token="the-key-of-bob"))["error"]
@@ -347,7 +347,7 @@ async def test_what_is_not_ours_is_left_to_others(node: Node) -> None:
 
 
 @pytest.mark.parametrize("place", ["/agents/percy", "/agents/percy/", "/gateway", "/gateway/"])
-async def test_an_address_is_the_same_with_a_slash_at_its_end_and_nobody_is_sent_elsewhere(
+async def test_an_address_is_the_same_with_a_slash_at_its_end_and_no_client_is_redirected(
     node: Node, place: str
 ) -> None:
     reply = await node.send("POST", place, json=_rpc("SendMessage", message("hi", skill="say")), headers=NEW)

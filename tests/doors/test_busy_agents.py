@@ -1,4 +1,4 @@
-"""An agent that works on all the calls it takes at a time is busy: every door says so, and nobody calls it offline."""
+"""An agent that works on all the calls it takes at a time is busy: every door says so, and none calls it offline."""
 
 from __future__ import annotations
 

@@ -249,5 +249,5 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_call_is_over() -> 
                 transport: Any = writer.transport
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
                 transport.pause_reading()
-                while node.connections:  # noqa: ASYNC110  # nobody is told when one goes
+                while node.connections:  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0.02)

@@ -258,7 +258,7 @@ async def test_what_is_no_chain_is_bad_input(door: str, place: str) -> None:
             assert not percy.calls
 
 
-async def test_an_invented_chain_costs_its_author_a_call_and_nobody_else_anything() -> None:
+async def test_an_invented_chain_costs_its_author_a_call_and_other_callers_nothing() -> None:
     percy, second = Percy(), Percy("second")
     config = {**HOME, "health": {"interval": 0, "failures": 1}}
     async with running(percy.agent, second.agent, config=config) as node:

@@ -77,7 +77,7 @@ _numbers = iter(range(10**9))
 
 
 def entry(url: str, *capabilities: str, **more: Any) -> dict[str, Any]:
-    """As the document shows it, under an id that nobody has."""
+    """As the document shows it, under a free id."""
     agent_id = f"agent-{next(_numbers)}"
     return {"agentId": agent_id, "name": "An Agent", "capabilities": capabilities or ["echo"], "endpoint": url, **more}
 
@@ -275,7 +275,7 @@ async def raw_get(node: Node, path: str) -> str:
         return (await reader.read()).decode()
 
 
-async def test_nobody_pretends_to_be_another_agent_by_its_metadata(node: Node, agent: tuple[Any, str]) -> None:
+async def test_no_agent_pretends_to_be_another_one_by_its_metadata(node: Node, agent: tuple[Any, str]) -> None:
     registered = await node.operation(
         "fabric.agent.register",
         {"agent_id": "pretender", "endpoint": agent[1], "metadata": {"directory_id": "percy"}, "capabilities": ["x"]},
@@ -329,7 +329,9 @@ async def test_an_agent_without_a_heartbeat_is_gone_when_its_lease_is(node: Node
     await eventually(gone)
 
 
-async def test_nobody_overwrites_renews_or_removes_somebody_else_s_agent(node: Node, agent: tuple[Any, str]) -> None:
+async def test_no_caller_overwrites_renews_or_removes_another_caller_s_agent(
+    node: Node, agent: tuple[Any, str]
+) -> None:
     given = entry(agent[1], "mine")
     await call(node, "a2a/register", given)
     before = (await node.send("GET", f"/a2a/agents/{given['agentId']}")).json
@@ -368,7 +370,7 @@ async def test_the_dead_are_not_returned_first(node: Node, agent: tuple[Any, str
 
     await eventually(in_order)
     done = await call(node, "a2a/task", {"taskId": "to the living", "action": "free", "input": {"a": 1}})
-    assert done["result"]["output"] == {"seen": {"a": 1}}  # and nobody else was asked before
+    assert done["result"]["output"] == {"seen": {"a": 1}}  # and no other agent was asked before
 
 
 async def test_a_caller_sees_only_agents_of_its_own_trust(node: Node, agent: tuple[Any, str]) -> None:
@@ -409,7 +411,9 @@ async def test_without_credentials_nothing_is_to_be_had(node: Node, agent: tuple
 
 
 @requirement("002-13")
-async def test_open_by_configuration_it_asks_for_nothing_and_strangers_overwrite_nobody(agent: tuple[Any, str]) -> None:
+async def test_open_by_configuration_it_asks_for_nothing_and_strangers_overwrite_no_agent(
+    agent: tuple[Any, str],
+) -> None:
     async with directory(percy(), door={"anonymous": "local"}) as node:
         given = entry(agent[1])
         assert (await post(node, "/a2a/register", given, token=None))[0] == 200

@@ -116,7 +116,7 @@ async def test_an_agent_s_health_is_told_of(node: Node) -> None:
 
 
 @requirement("002-18")
-async def test_a_caller_s_own_tasks_are_told_of_and_nobody_else_s(node: Node) -> None:
+async def test_a_caller_gets_events_of_its_own_tasks_and_of_no_others(node: Node) -> None:
     mine = {"taskId": f"t-{next(_numbers)}", "action": "shout", "input": {"text": "x"}}
     bad = {"taskId": f"t-{next(_numbers)}", "action": "crash", "input": {"text": "x"}}
     async with subscribed(node, types=["task"]) as coming, subscribed(node, BOB, types=["task"]) as theirs:

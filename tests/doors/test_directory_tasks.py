@@ -485,7 +485,7 @@ async def test_words_and_pictures_are_passed_on_too(node: Node) -> None:
 
 
 @requirement("002-20")
-async def test_each_hop_is_routed_to_whoever_does_it(node: Node) -> None:
+async def test_each_hop_is_routed_to_an_agent_that_has_the_action(node: Node) -> None:
     agent = RPCAgent()
     async with listening(agent) as url:
         entry = {"agentId": "elsewhere", "name": "Elsewhere", "capabilities": ["echo"], "endpoint": url}
@@ -523,7 +523,7 @@ async def test_an_output_that_does_not_fit_the_next_hop_ends_the_task_there(node
 
 
 @requirement("002-20")
-async def test_a_chain_with_a_hop_that_nobody_does_is_not_even_begun(node: Node, worker: Worker) -> None:
+async def test_a_chain_with_a_hop_that_no_agent_has_is_not_even_begun(node: Node, worker: Worker) -> None:
     for hops in (
         chain("shout", "unheard-of", text="x"),
         chain("shout", {"action": "x", "agentId": "nobody"}, text="x"),
@@ -579,13 +579,13 @@ async def test_a_chain_goes_on_by_itself_when_its_sender_has_left(node: Node, wo
     worker.may_go_on.set()
 
     async def done() -> bool:
-        return worker.runs == ["first", "second"]  # nobody has asked for the second one
+        return worker.runs == ["first", "second"]  # no client has asked for the second one
 
     await eventually(done)
 
 
 @requirement("002-20")
-async def test_a_chain_whose_node_is_gone_goes_on_when_somebody_looks(tmp_path: Path) -> None:
+async def test_a_chain_whose_node_is_gone_goes_on_when_a_client_asks_for_it(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'fabric.db'}"
     params = {**chain("shout", "double", "measure", text="ab"), "async": True}
     async with working(store=store, jobs={"concurrent": 0}) as (node, _):  # which accepts, and does nothing

@@ -139,7 +139,7 @@ async def test_a_batch_is_answered_in_its_own_order_and_notifications_not_at_all
     await answer(node, rpc("a2a/unregister", {"agentId": "batched"}))
 
 
-async def test_a_stream_that_nobody_could_hear_is_not_begun(node: Node) -> None:
+async def test_a_stream_that_no_client_could_read_is_not_begun(node: Node) -> None:
     task = {"taskId": "unheard", "action": "shout", "sender": "me", "input": {"text": "x"}}
     [reply] = await answer(node, [rpc("a2a/stream", task)])
     assert reply["error"]["code"] == -32600

@@ -66,7 +66,7 @@ async def node() -> AsyncIterator[Node]:
     async with running(shop(), manifests=MANIFESTS, config=CONFIG) as found:
         health = found.fabric.registry.health
 
-        async def all_are_known() -> bool:  # nobody answers at their address, so all have the same share of their score
+        async def all_are_known() -> bool:  # their address has no listener, so all have the same share of their score
             return all(health.get(each["agent_id"]).status == "offline" for each in MANIFESTS)
 
         await eventually(all_are_known)
@@ -143,7 +143,7 @@ async def test_a_caller_finds_only_what_they_may_know_of(node: Node) -> None:
     assert hidden.json["error"].replace("vault", "") == missing.json["error"].replace("nobody", "")
 
 
-async def test_without_a_key_nobody_finds_anything_unless_the_operator_says_so(node: Node) -> None:
+async def test_without_a_key_no_caller_finds_anything_unless_the_operator_says_so(node: Node) -> None:
     for method, path in (("GET", CATALOG), ("GET", "/search?q=cook"), ("POST", "/search"), ("GET", "/mcp/server-card")):
         for token in (None, "wrong"):
             reply = await node.send(method, path, token=token)

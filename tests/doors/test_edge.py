@@ -40,7 +40,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def break_door(kind: str, patch: pytest.MonkeyPatch) -> str:
-    """The same door, except that one caller makes it raise what nobody expects."""
+    """The same door, except that one caller makes it raise an unexpected error."""
     plugin = plugins.load_door(kind)
 
     def build(settings: Any, context: DoorContext) -> Door:

@@ -256,10 +256,10 @@ async def test_the_form_of_errors_can_be_configured() -> None:
     async with running(Percy().agent, config={"doors": [{"kind": "fabric", "error_format": "object"}]}) as node:
         arguments = {**GOOD, "agent_id": "nobody"}
         assert (await node.operation("fabric.call", arguments))["error"]["code"] == "AGENT_NOT_FOUND"
-        wish = {"X-Fabric-Error-Format": "string"}
-        assert isinstance((await node.operation("fabric.call", arguments, headers=wish))["error"], str)
+        headers = {"X-Fabric-Error-Format": "string"}
+        assert isinstance((await node.operation("fabric.call", arguments, headers=headers))["error"], str)
         assert isinstance((await node.send("GET", "/mcp/agent/nobody")).json["error"], dict)
-        assert isinstance((await node.send("GET", "/mcp/agent/nobody", headers=wish)).json["error"], str)
+        assert isinstance((await node.send("GET", "/mcp/agent/nobody", headers=headers)).json["error"], str)
 
 
 @requirement("001-43")
@@ -385,7 +385,7 @@ async def test_what_is_not_http_gets_a_400_in_the_envelope(node: Node, data: byt
     ids=["a header", "an address", "a header of a second request", "a trailer"],
 )
 async def test_a_head_that_never_ends_is_not_kept(node: Node, ahead: bytes) -> None:
-    """Refused after 64 KiB, whoever sends it: credentials would stand further down."""
+    """Refused after 64 KiB, with any credentials: credentials would stand further down."""
     async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, writer):
         with contextlib.suppress(ConnectionError):
             for _ in range(400):

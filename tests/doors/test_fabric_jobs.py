@@ -209,7 +209,7 @@ async def test_the_last_id_of_a_stream_is_the_last_number_so_that_coming_back_wi
         assert rest[-1]["data"]["result"] == {"answer": "hello Ann"}
 
 
-async def test_a_parked_job_holds_no_worker_and_its_answer_continues_it(at: Start) -> None:
+async def test_a_job_that_waits_for_an_answer_holds_no_worker_and_the_answer_continues_it(at: Start) -> None:
     async with at(agent := Desk(), concurrent=1) as node:
         job = await begin(node, "curious")
         await eventually(reached(node, job["job_id"], "input_required"))
@@ -282,7 +282,7 @@ async def test_a_waiting_job_is_cancelled_at_once(at: Start) -> None:
         await eventually(is_logged)
 
 
-async def test_somebody_elses_job_and_an_unknown_one_are_not_found(at: Start) -> None:
+async def test_another_callers_job_and_an_unknown_one_are_not_found(at: Start) -> None:
     async with at(Desk()) as node:
         job = await begin(node)
         for name in ("status", "stream", "result", "cancel", "retry", "answer"):

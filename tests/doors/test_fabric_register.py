@@ -442,7 +442,7 @@ async def test_with_the_store_away_known_agents_are_called_and_registering_waits
         await asyncio.to_thread(server.remove)
 
 
-async def test_the_keeper_of_leases_ends_with_the_node() -> None:
+async def test_the_expirer_of_leases_ends_with_the_node() -> None:
     async with node_on("memory:") as node:
         keepers = [task for task in asyncio.all_tasks() if LeaseExpirer.run.__qualname__ in str(task.get_coro())]
         assert len(keepers) == 1

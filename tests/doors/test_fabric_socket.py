@@ -36,7 +36,7 @@ async def wait(task: str) -> AsyncIterator[str]:
 
 @agent.capability
 async def chatter(task: str) -> AsyncIterator[str]:
-    """Talks in every turn of the loop until somebody stops it."""
+    """Talks in every turn of the loop until it is stopped."""
     try:
         while True:
             yield "word "
@@ -105,7 +105,7 @@ async def test_closing_the_connection_cancels_what_runs_on_it() -> None:
                 while json.loads(await socket.recv())["event"] != "token":
                     pass
         async with asyncio.timeout(PATIENCE):
-            while "cancelled by closing" not in seen["cancelled"]:  # noqa: ASYNC110  # it tells nobody
+            while "cancelled by closing" not in seen["cancelled"]:  # noqa: ASYNC110  # there is no event for it
                 await asyncio.sleep(0.01)
 
 

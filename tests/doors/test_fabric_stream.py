@@ -79,7 +79,7 @@ async def test_a_client_that_takes_events_gets_them(node: Node, accept: str) -> 
         assert stream.response.content_type == "text/event-stream"
 
 
-async def test_without_stream_nobody_gets_events(node: Node) -> None:
+async def test_without_stream_no_caller_gets_events(node: Node) -> None:
     body = {"name": "fabric.call", "arguments": PLAN}
     reply = await node.send("POST", "/mcp/call", json=body, headers={"Accept": "text/event-stream"})
     assert reply.headers["content-type"] == "application/json"
@@ -198,7 +198,7 @@ async def slow_reader(node: Node, capability: str, **more: Any) -> socket.socket
     return client
 
 
-async def test_a_slow_reader_holds_its_own_agent_and_nobody_else() -> None:
+async def test_a_slow_reader_holds_its_own_agent_and_no_other() -> None:
     percy = Percy()
     async with running(percy.agent) as node:
         client = await slow_reader(node, "chatter")

@@ -58,7 +58,7 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 
 @requirement("001-55")
 @pytest.mark.parametrize("setting", ["concurrent_calls", "concurrent_calls_per_agent"])
-async def test_who_holds_as_many_calls_as_it_can_leaves_room_for_others(setting: str) -> None:
+async def test_a_caller_with_as_many_calls_as_it_can_make_leaves_room_for_others(setting: str) -> None:
     percy = Percy()
     async with shared(percy.agent, limits={setting: 8}) as node:
         held = [asyncio.ensure_future(call(node, GREEDY, "hold")) for _ in range(20)]
@@ -147,7 +147,9 @@ STREAMS: list[tuple[Open, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("open_", "config"), STREAMS, ids=lambda each: getattr(each, "__name__", ""))
-async def test_who_opens_as_many_streams_as_it_can_leaves_room_for_others(open_: Open, config: dict[str, Any]) -> None:
+async def test_a_caller_with_as_many_streams_as_it_can_open_leaves_room_for_others(
+    open_: Open, config: dict[str, Any]
+) -> None:
     async with shared(Percy().agent, waiter(), **config) as node, AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
         replies = [await stack.enter_async_context(open_(node, GREEDY)) for _ in range(12)]
         assert [reply.status for reply in replies[:6]] == [200] * 6
@@ -192,7 +194,7 @@ async def submit(node: Node, token: str, capability: str) -> Any:
     return await node.operation("fabric.call", given, token=token)
 
 
-async def test_who_lets_as_many_jobs_run_as_it_can_leaves_room_for_others() -> None:
+async def test_a_caller_with_as_many_jobs_as_it_can_run_leaves_room_for_others() -> None:
     percy = Percy()
     async with shared(percy.agent, jobs={"concurrent": 4}) as node:
         for _ in range(12):
@@ -232,7 +234,7 @@ def blocking(free: threading.Event) -> Agent:
     return agent
 
 
-async def test_who_keeps_as_many_threads_as_it_can_leaves_room_for_others() -> None:
+async def test_a_caller_with_as_many_threads_as_it_can_hold_leaves_room_for_others() -> None:
     free = threading.Event()
     async with shared(blocking(free)) as node:
         held = [asyncio.ensure_future(call(node, GREEDY, "block", "blocking")) for _ in range(50)]
@@ -248,7 +250,7 @@ async def test_who_keeps_as_many_threads_as_it_can_leaves_room_for_others() -> N
         assert {reply.status for reply in await asyncio.gather(*held)} == {200}
 
 
-async def test_threads_of_calls_that_nobody_waits_for_are_still_taken() -> None:
+async def test_threads_of_abandoned_calls_are_still_taken() -> None:
     """A thread cannot be stopped: who leaves and comes again gets no more of them."""
     free = threading.Event()
     async with shared(blocking(free), limits={"agent_threads": 4}) as node:
@@ -347,7 +349,7 @@ async def test_requests_that_wait_for_a_change_are_limited_like_streams() -> Non
         await end([*held, honest])
 
 
-async def test_who_waits_for_as_many_tasks_as_it_can_leaves_room_for_others() -> None:
+async def test_a_caller_that_waits_for_as_many_tasks_as_it_can_leaves_room_for_others() -> None:
     """A blocking SendMessage keeps its connection until the task has ended, also while the task waits its turn."""
     percy = Percy()
 
@@ -384,7 +386,7 @@ async def test_an_inbox_subscribes_to_no_more_topics_than_it_may() -> None:
         assert (await subscribe(HONEST, "topic-3"))["ok"] is True
 
 
-async def test_who_follows_as_many_conversations_and_tasks_as_it_can_leaves_room_for_others() -> None:
+async def test_a_caller_that_follows_as_many_conversations_and_tasks_as_it_can_leaves_room_for_others() -> None:
     doors = [{"kind": "fabric"}, {"kind": "rest", "max_streams": 4}]
     percy = Percy()
     async with shared(percy.agent, doors=doors, messages={"max_followers": 4}) as node, AsyncExitStack() as stack:

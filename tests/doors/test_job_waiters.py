@@ -1,7 +1,7 @@
-"""Whoever waits for a job hears of its end at once, however it ends: every way to wait, on each kind of store.
+"""A caller that waits for a job gets its end at once, however it ends: every way to wait, on each kind of store.
 
-Those who wait also look by themselves every few seconds, should they ever miss a bell. Here they do
-not, so each end has to be heard.
+Waiting tasks also poll every few seconds, should they ever miss a notice. Here they do not, so each
+end has to be posted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.fixtures.postgres import shared
 
 SOON = 30.0  # seconds
 WAYS = ("result", "call", "a2a", "rest")
-pytestmark = pytest.mark.usefixtures("only_bells")
+pytestmark = pytest.mark.usefixtures("without_polling")
 
 
 class Desk(Agent):
@@ -79,7 +79,7 @@ _ADDRESSES: dict[str, Callable[[Path], str]] = {
 }
 
 
-class House(NamedTuple):
+class StoreAddress(NamedTuple):
     """Where nodes find the one store."""
 
     store: str
@@ -93,14 +93,14 @@ class House(NamedTuple):
 
 
 @pytest.fixture(params=list(_ADDRESSES))
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
-    return House(_ADDRESSES[request.param](tmp_path))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    return StoreAddress(_ADDRESSES[request.param](tmp_path))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def shared_house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     """On a store that several nodes can use."""
-    return House(_ADDRESSES[request.param](tmp_path))
+    return StoreAddress(_ADDRESSES[request.param](tmp_path))
 
 
 class Waiters:
@@ -194,16 +194,16 @@ async def waited_for(node: Node, capability: str) -> AsyncIterator[Waiters]:
         ("is_late", "completed"),
     ],
 )
-async def test_who_waits_hears_at_once_what_the_agent_came_to(house: House, capability: str, state: str) -> None:
-    async with house.node(desk := Desk()) as node, waited_for(node, capability) as waiters:
+async def test_who_waits_hears_at_once_what_the_agent_came_to(store: StoreAddress, capability: str, state: str) -> None:
+    async with store.node(desk := Desk()) as node, waited_for(node, capability) as waiters:
         await waiters.all_are("running")
         desk.gate.set()
         await waiters.hear()
         assert await waiters.states() == {state}
 
 
-async def test_who_waits_for_an_answered_job_hears_its_end_at_once(house: House) -> None:
-    async with house.node(desk := Desk()) as node, waited_for(node, "asks") as waiters:
+async def test_who_waits_for_an_answered_job_hears_its_end_at_once(store: StoreAddress) -> None:
+    async with store.node(desk := Desk()) as node, waited_for(node, "asks") as waiters:
         desk.gate.set()
         await waiters.hear()
         desk.gate.clear()
@@ -215,23 +215,23 @@ async def test_who_waits_for_an_answered_job_hears_its_end_at_once(house: House)
         assert [reply["result"] for reply in await waiters.hear()] == [{"answer": "done"}] * len(WAYS)
 
 
-async def test_who_waits_hears_at_once_that_running_work_was_cancelled(house: House) -> None:
-    async with house.node(Desk()) as node, waited_for(node, "completes") as waiters:
+async def test_who_waits_hears_at_once_that_running_work_was_cancelled(store: StoreAddress) -> None:
+    async with store.node(Desk()) as node, waited_for(node, "completes") as waiters:
         await waiters.all_are("running")
         await waiters.each("fabric.job.cancel")
         await waiters.hear()
         assert await waiters.states() == {"cancelled"}
 
 
-async def test_who_waits_hears_at_once_that_a_job_was_cancelled_before_it_began(house: House) -> None:
-    async with house.node(Desk(), concurrent=0) as node, waited_for(node, "completes") as waiters:
+async def test_who_waits_hears_at_once_that_a_job_was_cancelled_before_it_began(store: StoreAddress) -> None:
+    async with store.node(Desk(), concurrent=0) as node, waited_for(node, "completes") as waiters:
         await waiters.each("fabric.job.cancel")
         await waiters.hear()
         assert await waiters.states() == {"cancelled"}
 
 
-async def test_who_waits_hears_at_once_what_a_worker_left_that_is_gone(house: House) -> None:
-    async with house.node(Desk(), concurrent=0) as node, waited_for(node, "completes") as waiters:
+async def test_who_waits_hears_at_once_what_a_worker_left_that_is_gone(store: StoreAddress) -> None:
+    async with store.node(Desk(), concurrent=0) as node, waited_for(node, "completes") as waiters:
         gone = HoldRequest(worker="gone", lease=0.01)
         taken = await node.fabric.store.jobs.claim(ClaimRequest(hold=gone, limit=len(WAYS)))
         assert len(taken) == len(WAYS)
@@ -239,18 +239,18 @@ async def test_who_waits_hears_at_once_what_a_worker_left_that_is_gone(house: Ho
         assert await waiters.states() == {"failed"}
 
 
-async def test_who_waits_hears_at_once_that_the_node_stops(house: House) -> None:
-    async with house.node(Desk()) as node, waited_for(node, "completes") as waiters:
+async def test_who_waits_hears_at_once_that_the_node_stops(store: StoreAddress) -> None:
+    async with store.node(Desk()) as node, waited_for(node, "completes") as waiters:
         await waiters.all_are("running")
         node.fabric.app.stop()
         for heard in await waiters.hear():
             assert "being stopped" in str(heard)
 
 
-async def test_who_waits_at_one_node_hears_at_once_what_another_did(shared_house: House) -> None:
+async def test_who_waits_at_one_node_hears_at_once_what_another_did(shared_store: StoreAddress) -> None:
     async with (
-        shared_house.node(Desk(), concurrent=0) as node,
-        shared_house.node(desk := Desk()),
+        shared_store.node(Desk(), concurrent=0) as node,
+        shared_store.node(desk := Desk()),
         waited_for(node, "completes") as waiters,
     ):
         await waiters.all_are("running")
@@ -260,10 +260,10 @@ async def test_who_waits_at_one_node_hears_at_once_what_another_did(shared_house
         assert desk.begun == len(WAYS)
 
 
-async def test_who_waits_at_one_node_hears_at_once_of_a_cancel_at_another(shared_house: House) -> None:
+async def test_who_waits_at_one_node_hears_at_once_of_a_cancel_at_another(shared_store: StoreAddress) -> None:
     async with (
-        shared_house.node(Desk()) as node,
-        shared_house.node(Desk(), concurrent=0) as other,
+        shared_store.node(Desk()) as node,
+        shared_store.node(Desk(), concurrent=0) as other,
         waited_for(node, "completes") as waiters,
     ):
         await waiters.all_are("running")

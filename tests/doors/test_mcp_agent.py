@@ -58,7 +58,7 @@ async def test_the_server_is_the_agent(node: Node, mode: str) -> None:
     async with client(node, mode, path="/agents/percy/mcp") as connected:
         await connected.list_tools()
         about = connected.server_info
-        if mode != "2026-07-28":  # nobody asked there
+        if mode != "2026-07-28":  # the client did not ask there
             assert about is not None
             assert (about.name, about.title, about.version) == ("percy", "Percy the wise", "2.1.0")
             assert connected.instructions == "Thinks before it speaks."
@@ -122,7 +122,7 @@ async def test_our_own_mistake_is_told_with_the_trace_under_which_the_log_has_it
     async def break_down(scope: Any, principal: Any) -> Any:
         raise RuntimeError("a secret of ours")
 
-    entrance = McpHttpEndpoint(node.fabric.doors[1].hot["/mcp"]._context, break_down)  # type: ignore[attr-defined]
+    endpoint = McpHttpEndpoint(node.fabric.doors[1].hot["/mcp"]._context, break_down)  # type: ignore[attr-defined]
     head, body = modern("tools/list")
     headers = [(name.lower().encode(), value.encode()) for name, value in head.items()]
     arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -134,7 +134,7 @@ async def test_our_own_mistake_is_told_with_the_trace_under_which_the_log_has_it
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await entrance({"method": "POST", "path": "/x", "headers": headers}, receive, send)
+    await endpoint({"method": "POST", "path": "/x", "headers": headers}, receive, send)
     reply = json.loads(sent[1]["body"])
     assert (sent[0]["status"], reply["id"], reply["error"]["code"]) == (500, 1, -32603)
     assert "secret" not in sent[1]["body"].decode()

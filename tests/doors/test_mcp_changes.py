@@ -96,7 +96,7 @@ async def test_a_burst_of_changes_is_told_once(node: Node) -> None:
 
 
 async def test_a_tool_that_was_there_for_a_moment_only_is_told_of(node: Node) -> None:
-    """Somebody may have read the list just then."""
+    """A client may have read the list just then."""
     async with client(node, "2026-07-28") as connected, connected.listen(tools_list_changed=True) as news:
         joins(node, "percy2")
         async with asyncio.timeout(PATIENCE):
@@ -145,12 +145,12 @@ async def test_a_session_that_ended_is_forgotten(node: Node) -> None:
         pass
     async with client(node, "legacy"):
         pass
-    room = await node.fabric.doors[1].servers.get_gateway_server()  # type: ignore[attr-defined]
+    server = await node.fabric.doors[1].servers.get_gateway_server()  # type: ignore[attr-defined]
 
-    async def nobody() -> bool:
-        return not room.notifier._sessions
+    async def no_session_is_left() -> bool:
+        return not server.notifier._sessions
 
-    await eventually(nobody)
+    await eventually(no_session_is_left)
     joins(node, "newcomer")
 
 

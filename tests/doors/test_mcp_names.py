@@ -1,4 +1,4 @@
-"""Names of tools: safe for every model API, unique, and nobody's coming or going changes another's."""
+"""Names of tools: safe for every model API, unique, and no agent that comes or goes changes another's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_name_is_safe_and_no_two_are_alike(wanted: dict[tuple[int, str], s
 
 
 @given(agents, agents)
-def test_whoever_joins_changes_nobodys_name(
+def test_an_agent_that_joins_changes_no_other_name(
     first: dict[tuple[int, str], str], newcomers: dict[tuple[int, str], str]
 ) -> None:
     before = tools.assign_names(first, {})
@@ -36,7 +36,7 @@ def test_whoever_joins_changes_nobodys_name(
 
 
 @given(agents, st.data())
-def test_whoever_leaves_and_comes_back_changes_nobodys_name(
+def test_an_agent_that_leaves_and_comes_back_changes_no_other_name(
     wanted: dict[tuple[int, str], str], data: st.DataObject
 ) -> None:
     stay = set(data.draw(st.lists(st.sampled_from(sorted(wanted)), unique=True))) if wanted else set()

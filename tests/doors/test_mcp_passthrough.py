@@ -14,10 +14,10 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.fixtures.conformance_server import serving
+from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import MODES, client, words
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
-from tests.fixtures.nursery.nursing import born
 from tests.marks import requirement
 
 PATH = "/agents/fixture/mcp"
@@ -147,7 +147,7 @@ async def test_the_callers_credentials_stay_here_and_the_manifests_go_on(node: N
 
 
 @eras
-async def test_whoever_leaves_ends_the_agents_work(node: Node, mode: str, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_ends_the_agents_work(node: Node, mode: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
     running_there = asyncio.Event()
 
@@ -210,7 +210,7 @@ async def test_a_stream_that_waits_for_news_does_not_hold_up_the_end_of_the_node
     assert b"data:" not in rest
 
 
-async def test_a_session_belongs_to_whoever_opened_it(node: Node) -> None:
+async def test_a_session_belongs_to_the_caller_that_opened_it(node: Node) -> None:
     async with Session(node, path=PATH) as session:
         stolen = {**session.headers, "Authorization": f"Bearer {OTHER}"}
         ping = {"jsonrpc": "2.0", "id": 5, "method": "ping"}
@@ -284,7 +284,7 @@ async def test_each_request_that_goes_through_has_one_line_in_the_log(node: Node
 @pytest.fixture
 async def piped(tmp_path: Path) -> AsyncIterator[Node]:
     """The same server, but on stdin and stdout."""
-    endpoint = {"command": born("tests.fixtures.conformance_server", "stdio")}
+    endpoint = {"command": forked_command("tests.fixtures.conformance_server", "stdio")}
     async with running(manifests=[{"agent_id": "fixture", "runtime": "mcp", "endpoint": endpoint}]) as found:
         yield found
 

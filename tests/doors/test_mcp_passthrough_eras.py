@@ -14,10 +14,10 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.fixtures.conformance_server import serving
+from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import client, words
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import Node, eventually, running
-from tests.fixtures.nursery.nursing import born
 from tests.marks import requirement
 
 PATIENCE = 30.0
@@ -41,7 +41,7 @@ def on(node: Node, mode: str, **more: Any) -> Any:
 
 
 def program(era: str) -> dict[str, Any]:
-    return {"command": born("tests.fixtures.conformance_server", "stdio", era)}
+    return {"command": forked_command("tests.fixtures.conformance_server", "stdio", era)}
 
 
 @asynccontextmanager
@@ -125,7 +125,7 @@ async def test_progress_errors_and_meta_come_through(node: Node, kind: tuple[str
 
 
 @kinds
-async def test_whoever_serves_is_known(node: Node, kind: tuple[str, str, str]) -> None:
+async def test_the_server_that_answers_is_known(node: Node, kind: tuple[str, str, str]) -> None:
     mode = "auto" if kind[2] == "2026-07-28" else "legacy"
     async with on(node, mode) as connected:
         await connected.list_tools()
@@ -176,7 +176,9 @@ async def test_log_lines_reach_who_asked_for_them(node: Node, kind: tuple[str, s
 
 
 @kinds
-async def test_whoever_cancels_ends_the_servers_work(node: Node, kind: tuple[str, str, str], tmp_path: Path) -> None:
+async def test_a_client_that_cancels_ends_the_servers_work(
+    node: Node, kind: tuple[str, str, str], tmp_path: Path
+) -> None:
     note = tmp_path / "note"
     running_there = asyncio.Event()
 

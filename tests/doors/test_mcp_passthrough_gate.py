@@ -153,7 +153,7 @@ async def test_calls_are_counted_against_the_rate_and_lists_are_not(where: str, 
         assert refused.value.data["error"]["code"] == "RATE_LIMITED"
 
 
-async def test_whoever_is_too_fast_is_told_when_to_come_back() -> None:
+async def test_a_client_that_is_too_fast_is_told_when_to_come_back() -> None:
     headers, body = modern("tools/call", {"name": "test_simple_text", "arguments": {}})
     async with node_before("http", limits={"calls_per_minute": 1}) as node:
         assert (await node.send("POST", PATH, json=body, headers=headers)).status == 200
@@ -212,7 +212,7 @@ async def test_no_server_may_take_longer_than_the_node_allows(where: str, mode: 
 
 
 @eras
-async def test_nobody_goes_on_talking_with_a_program_whose_agent_has_left(mode: str) -> None:
+async def test_no_client_goes_on_talking_with_a_program_whose_agent_has_left(mode: str) -> None:
     def children() -> set[str]:
         return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 

@@ -19,7 +19,7 @@ from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Question, Questions
 from a2a_fabric.doors.mcp.results import render_input_required
 from a2a_fabric.protocols.mcp.questions import parse_capabilities
-from tests.doors.test_mcp_short import comparable, goes_the_short_way, stranger
+from tests.doors.test_mcp_fast_path import comparable, goes_the_short_way, stranger
 from tests.fixtures.agents.calling import until
 from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_raw import Session, initialize, modern
@@ -306,7 +306,7 @@ async def test_a_listener_hears_the_question_as_an_event(node: Node) -> None:
     assert kinds[-2:] == ["input_required", "final"]
 
 
-async def test_nobody_else_can_answer(node: Node) -> None:
+async def test_no_other_caller_can_answer(node: Node) -> None:
     given = {"agent_id": "http-handshake", "capability": "paint", "task": "door"}
     asked = (await node.operation("fabric.call", given))["result"]["input_required"]
     answers = {key: {"content": {"colour": "red"}} for key in asked["questions"]}

@@ -134,9 +134,9 @@ async def test_so_is_a_question_that_the_gateway_passes_on(replicas: tuple[Node,
 async def test_many_clients_at_once_meet_no_session(replicas: tuple[Node, Balancer]) -> None:
     node, _ = replicas
 
-    async def visit(word: str) -> Any:
+    async def call_once(word: str) -> Any:
         async with client(node, "2026-07-28") as connected:
             return (await connected.call_tool("percy_reason", {"task": word})).structured_content
 
-    said = await asyncio.gather(*(visit(str(number)) for number in range(10)))
+    said = await asyncio.gather(*(call_once(str(number)) for number in range(10)))
     assert [each["answer"] for each in said] == [str(number) for number in range(10)]

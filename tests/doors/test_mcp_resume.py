@@ -90,7 +90,7 @@ async def test_the_reply_to_a_call_whose_stream_broke_is_fetched_by_resuming(nod
         assert "one" not in json.dumps(messages[:-1])  # it was heard before
 
 
-async def test_a_call_that_ended_while_nobody_listened_is_replayed_and_the_stream_ends(node: Node, slow: Slow) -> None:
+async def test_a_call_that_ended_without_a_listener_is_replayed_and_the_stream_ends(node: Node, slow: Slow) -> None:
     async with Session(node) as session:
         event_id = await break_after_first_message(session)
         slow.may_go_on.set()
@@ -110,7 +110,7 @@ async def test_an_event_id_that_is_unknown_is_an_empty_stream_and_never_500(node
         assert not await read_until_answer(response)
 
 
-async def test_nobody_resumes_the_stream_of_another_session(node: Node, slow: Slow) -> None:
+async def test_no_client_resumes_the_stream_of_another_session(node: Node, slow: Slow) -> None:
     async with Session(node) as session, Session(node, token=BEE) as other:
         event_id = await break_after_first_message(session)
         slow.may_go_on.set()

@@ -144,7 +144,7 @@ async def test_one_node_over_stdio_with_local_agent_processes(
     assert heard == ["running", "one", "two"] * 2
 
 
-async def test_without_any_configuration_the_demo_fleet_answers(tmp_path: Path) -> None:
+async def test_without_any_configuration_the_demo_agents_answer(tmp_path: Path) -> None:
     async with stdio(tmp_path, "auto") as connected:
         listed = await connected.call_tool("fabric_agent_list")
         assert {"percy", "counter"} <= {agent["agent_id"] for agent in listed.structured_content["agents"]}

@@ -1,4 +1,4 @@
-"""While a tool runs: events in order as progress and log messages; whoever cancels or leaves ends the agent's work."""
+"""Events while a tool runs, as progress and log messages; a client that cancels or leaves ends the agent's work."""
 
 from __future__ import annotations
 
@@ -254,9 +254,9 @@ async def test_no_stream_is_counted_after_it_ended(node: Node, percy: Percy) -> 
     await eventually(none)
 
 
-def told(narration: McpEventWriter, *events: Event) -> list[dict[str, Any]]:
+def told(writer: McpEventWriter, *events: Event) -> list[dict[str, Any]]:
     trace = new_trace()
-    return [params for event in events for _, params in narration.to_notifications(event, trace)]
+    return [params for event in events for _, params in writer.to_notifications(event, trace)]
 
 
 def test_progress_rises_whatever_the_agent_says() -> None:

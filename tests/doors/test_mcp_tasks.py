@@ -116,7 +116,7 @@ async def test_a_call_that_is_quick_is_answered_itself(node: Node) -> None:
     assert (result["resultType"], result["content"][0]["text"]) == ("complete", "Hello, Ada!")
 
 
-async def test_whoever_asks_for_a_job_gets_a_task(node: Node) -> None:
+async def test_a_client_that_asks_for_a_job_gets_a_task(node: Node) -> None:
     wanted = {"agent_id": AGENT_ID, "capability": "greet", "task": "", "context": {"name": "Ada"}, "async": True}
     created = await told(node, "tools/call", {"name": "fabric_call", "arguments": wanted}, path="/mcp")
     assert created["resultType"] == "task"
@@ -149,7 +149,7 @@ async def test_a_client_of_the_handshake_era_has_no_tasks(node: Node) -> None:
         assert (await session.answer(asked))["error"]["code"] == types.METHOD_NOT_FOUND
 
 
-async def test_somebody_elses_task_is_not_found_and_not_touched(node: Node) -> None:
+async def test_another_callers_task_is_not_found_and_not_touched(node: Node) -> None:
     task_id = await begun(node, "confirm_delete", filename="a")
     parked = await at(node, task_id, "input_required")
     yes = {"sure": {"action": "accept", "content": {"confirm": True}}}

@@ -237,7 +237,7 @@ async def test_a_notification_is_taken_and_nothing_is_said(node: Node) -> None:
     assert (reply.status, reply.body) == (202, b"")
 
 
-async def test_a_session_belongs_to_whoever_opened_it(node: Node, percy: Percy) -> None:
+async def test_a_session_belongs_to_the_caller_that_opened_it(node: Node, percy: Percy) -> None:
     async with Session(node) as session:
         call = {"name": "percy_reason", "arguments": {"task": "x"}}
         request = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}

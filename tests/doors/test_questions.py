@@ -272,7 +272,7 @@ async def test_a_directory_task_is_answered_by_its_id(node: Node, runtime: str) 
 
 
 async def test_an_argument_of_an_agent_may_be_called_answers() -> None:
-    """Without a continuation it is nobody's but the agent's."""
+    """Without a continuation it belongs to the agent alone."""
     agent = Agent("quiz")
 
     @agent.capability

@@ -72,7 +72,7 @@ async def test_nothing_of_the_body_is_logged(node: Node, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_connection_goes_on_after_a_short_body_that_nobody_wanted(node: Node, path: str) -> None:
+async def test_a_connection_goes_on_after_a_short_body_that_was_not_read(node: Node, path: str) -> None:
     async with asyncio.timeout(PATIENCE), node.raw(asked(path, 100, "none-of-ours")) as (reader, writer):
         said = await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(int(said.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))

@@ -23,13 +23,13 @@ async def node() -> AsyncIterator[Node]:
         yield found
 
 
-def body_saying(task: str) -> bytes:
+def make_body(task: str) -> bytes:
     arguments = {"agent_id": "percy", "capability": "reason", "task": task}
     return json.dumps({"name": "fabric.call", "arguments": arguments}).encode()
 
 
 def request(task: str, *, length: int | None = None, more: str = "", token: str = PSK) -> bytes:
-    body = body_saying(task)
+    body = make_body(task)
     size = len(body) if length is None else length
     head = (
         f"POST /mcp/call HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nAuthorization: Bearer {token}\r\n{more}\r\n"
@@ -107,7 +107,7 @@ async def test_a_length_that_is_none_is_refused_as_ever(node: Node) -> None:
 async def test_other_requests_in_between_are_answered_as_ever(node: Node) -> None:
     chunked = request("in chunks", more="Transfer-Encoding: chunked\r\n")
     head = chunked.partition(b"\r\n\r\n")[0].split(b"\r\n")
-    body = body_saying("in chunks")
+    body = make_body("in chunks")
     asked = b"\r\n".join(line for line in head if not line.startswith(b"Content-Length")) + b"\r\n\r\n"
     async with node.raw(b"") as connection:
         for _ in range(2):
@@ -117,7 +117,7 @@ async def test_other_requests_in_between_are_answered_as_ever(node: Node) -> Non
             assert (await answered(connection, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
 
 
-async def test_whoever_says_close_gets_one_answer_and_the_end(node: Node) -> None:
+async def test_a_client_that_says_close_gets_one_answer_and_the_end(node: Node) -> None:
     async with node.raw(b"") as connection:
         await heard(connection, "first")
         await heard(connection, "second", more="Connection: close\r\n")
@@ -135,8 +135,8 @@ def learned(data: bytes) -> CachedHead:
 
 def test_what_a_head_says_of_its_length_is_told_as_this_request_has_it() -> None:
     known = learned(request("one"))
-    assert known.match_body(request("three")) == body_saying("three")
-    length = str(len(body_saying("three"))).encode()
+    assert known.match_body(request("three")) == make_body("three")
+    length = str(len(make_body("three"))).encode()
     assert dict(known.headers)[b"content-length"] == known.head.get_raw(b"content-length") == length
     assert known.head.get(b"authorization") == f"Bearer {PSK}"
 

@@ -229,7 +229,7 @@ async def test_a_registered_agent_does_not_publish_a_look_alike_name_of_itself_l
         assert (await node.ask("mine", "read"))["result"] == {"answer": "registered"}
 
 
-async def test_tools_of_a_declared_agent_keep_their_names_whoever_registers(tmp_path: Path) -> None:
+async def test_tools_of_a_declared_agent_keep_their_names_when_others_register(tmp_path: Path) -> None:
     """`prod` with the capability `files_read` would be listed as `prod_files_read`, as the declared agent's tool is."""
     store = f"sqlite:{tmp_path / 'fabric.db'}"
     for _ in range(2):  # also after a restart, when all of them come at once

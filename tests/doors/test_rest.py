@@ -72,7 +72,7 @@ async def test_the_endpoint_on_the_card_takes_messages(node: Node) -> None:
 
 
 @requirement("004-12", "004-24")
-async def test_an_agent_that_nobody_knows_is_not_found(node: Node) -> None:
+async def test_an_unknown_agent_is_not_found(node: Node) -> None:
     check_error(await node.send("GET", "/v1/agents/nobody"), 404, "NOT_FOUND", agent_id="nobody")
 
 
@@ -172,7 +172,7 @@ PARTS: list[dict[str, Any]] = [
 @requirement("004-04", "004-05", "004-06", "004-07", "004-26", "004-28")
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part['type']}-{str(part['content'])[:5]}")
 async def test_every_type_of_part_reaches_the_agent_and_comes_back(node: Node, part: dict[str, Any]) -> None:
-    """What nobody knows is kept as it is, in the store and on the way, both ways."""
+    """What is unknown is kept as it is, in the store and on the way, both ways."""
     message = await sent(node, to("mirror", text("look"), part))
     assert message["parts"] == [text("look"), part]
     assert (await said_to(node, message))["parts"] == [text("look"), part]
@@ -292,7 +292,7 @@ async def test_ids_are_each_caller_s_own(node: Node) -> None:
 
 
 @requirement("004-03")
-async def test_nobody_speaks_in_somebody_else_s_name(node: Node) -> None:
+async def test_no_caller_speaks_in_another_caller_s_name(node: Node) -> None:
     for sender in ({"id": "eve", "type": "client"}, {"id": "percy", "type": "agent"}):
         reply = await node.send("POST", "/v1/messages", json=to("percy", text("x"), sender=sender), token=BOB)
         check_error(reply, 403, "FORBIDDEN", field="sender.id")

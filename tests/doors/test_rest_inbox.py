@@ -121,7 +121,7 @@ async def test_a_topic_reaches_every_inbox_that_subscribed(node: Node) -> None:
     assert (await node.send("GET", "/mcp/list_topics", token=None)).status == 401
 
 
-async def test_nobody_sends_or_reads_in_somebody_else_s_name(node: Node) -> None:
+async def test_no_caller_sends_or_reads_in_another_caller_s_name(node: Node) -> None:
     assert await refused(node, "send", {"to_agent": "x", "from_agent": "eve"}, BOB) == "AUTH_DENIED"
     assert await refused(node, "publish", {"topic": "t", "from_agent": "percy"}, BOB) == "AUTH_DENIED"
     for name in ("receive", "queue_status"):
@@ -133,7 +133,7 @@ async def test_nobody_sends_or_reads_in_somebody_else_s_name(node: Node) -> None
     assert [(message["from_agent"], message["payload"]) for message in got["messages"]] == [("bob", "hi")]
 
 
-async def test_whoever_registered_an_agent_has_its_inbox(node: Node) -> None:
+async def test_the_caller_that_registered_an_agent_has_its_inbox(node: Node) -> None:
     agent = fresh("bobs")
     endpoint = {"agent_id": agent, "endpoint": NOWHERE, "capabilities": ["x"]}
     assert (await node.operation("fabric.agent.register", endpoint, token=BOB))["ok"]

@@ -275,7 +275,7 @@ async def test_everything_travels_over_tls_if_the_node_has_a_certificate(tmp_pat
             with pytest.raises(aiohttp.ClientError):
                 await client.get(url.replace("https", "http") + "/v1/agents", headers=headers)
             with pytest.raises(aiohttp.ClientError):
-                await client.get(f"{url}/v1/agents", headers=headers)  # nobody vouches for it
+                await client.get(f"{url}/v1/agents", headers=headers)  # its authority is unknown
 
 
 async def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Readers that do not read: they cost next to nothing, and nobody else notices them.
+"""Readers that do not read: they cost next to nothing, and no other client notices them.
 
 Each test opens streams of many megabytes on bare sockets and reads nothing but the first line.
 """
@@ -91,7 +91,7 @@ def entry(url: str, number: int) -> dict[str, Any]:
 
 
 async def test_of_the_directory() -> None:
-    """An agent that registers again and again, with thirteen megabytes to tell each: nobody keeps them for the slow."""
+    """An agent that registers again and again, with thirteen megabytes to tell each: none is kept for slow readers."""
     async with listening(RPCAgent()) as url, rest(doors=DOORS) as node:
         before = memory()
         async with not_reading(node, "/a2a/events?types=agent"):

@@ -176,7 +176,7 @@ class TestSigned:
         assert (refused.status, refused.json["error_code"]) == (401, code)
         check_envelope(refused.json)
 
-    async def test_nobody_signs_with_nothing_with_a_public_key_or_with_another_secret(
+    async def test_no_token_is_signed_with_nothing_with_a_public_key_or_with_another_secret(
         self, node: Node, server: Authority
     ) -> None:
         claims = jwt.decode(good(server), options={"verify_signature": False})
@@ -296,14 +296,14 @@ class TestOpaque:
 
                 await eventually(is_refused)
 
-    async def test_keys_of_the_node_are_told_to_nobody(self, node: Node, server: Authority) -> None:
+    async def test_keys_of_the_node_are_told_to_no_caller(self, node: Node, server: Authority) -> None:
         before = len(server.asked)
         assert (await asked(node, "the-api-key-of-bob")).json["ok"] is True
         assert len(server.asked) == before
 
 
 class TestIssuerAway:
-    async def test_nobody_is_taken_for_a_stranger_because_the_issuer_is_away(self) -> None:
+    async def test_no_caller_is_taken_for_a_stranger_because_the_issuer_is_away(self) -> None:
         async with authority() as own, running(percy(), config={"auth": {"issuers": [trusting(own)]}}) as node:
             own.is_broken = True
             for token in (good(own), own.hand_out(scope="staff")):
@@ -312,7 +312,7 @@ class TestIssuerAway:
                 assert int(refused.headers["retry-after"]) >= 1
                 assert "cannot be checked now" in refused.json["error"]
 
-    async def test_nobody_waits_for_ever_behind_others_for_an_issuer_that_does_not_answer(self) -> None:
+    async def test_no_caller_waits_for_ever_behind_others_for_an_issuer_that_does_not_answer(self) -> None:
         class Silent:
             async def check(self, token: str) -> VerifiedToken:
                 await asyncio.Event().wait()
@@ -401,7 +401,7 @@ class Kept:
 
 
 class TestWhereToGetThem:
-    async def test_whoever_is_refused_is_told(self, node: Node, server: Authority) -> None:
+    async def test_a_refused_caller_is_told_why(self, node: Node, server: Authority) -> None:
         stranger = await node.send("POST", "/mcp", token=None, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
         assert stranger.status == 401
         where = f"{node.url}/.well-known/oauth-protected-resource/mcp"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from a2a_fabric.core.result import Part
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.agents.kind import CONTENT, REASON, STAND_IN, WORDS, Asked, Kind
-from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, ignore
 from tests.matrix.bench import Bench, until
-from tests.matrix.sleepers import Sleepers
+from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, ignore
 from tests.matrix.table import Aspect, exception
+from tests.matrix.timeouts import SleepingCalls
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Pair:
     """One door, one runtime, and what the table says of them."""
 
     bench: Bench
-    sleepers: Sleepers
+    sleeping_calls: SleepingCalls
     door: str
     runtime: str
 
@@ -29,8 +29,8 @@ class Pair:
         return RUNTIMES[self.runtime]
 
     @property
-    def face(self) -> Face:
-        return self.bench.faces[self.door]
+    def client(self) -> DoorClient:
+        return self.bench.clients[self.door]
 
     def instead(self, aspect: Aspect) -> str | None:
         row = exception(self.door, self.runtime, aspect)
@@ -38,7 +38,7 @@ class Pair:
 
     async def ask(self, question: Question, hear: Hear = ignore) -> Outcome:
         async with asyncio.timeout(PATIENCE):
-            return await self.face.ask(question, hear)
+            return await self.client.ask(question, hear)
 
     async def answers(self, asked: Asked, hear: Hear = ignore) -> Outcome:
         outcome = await self.ask(asked.question, hear)
@@ -89,7 +89,7 @@ async def typed_error(pair: Pair) -> None:
 async def cancel(pair: Pair) -> None:
     """Leaving ends the agent's work, and neither door nor agent are the worse for it."""
     note = pair.bench.new_file()
-    asking = asyncio.ensure_future(pair.face.ask(pair.kind.sleeping(note), ignore))
+    asking = asyncio.ensure_future(pair.client.ask(pair.kind.sleeping(note), ignore))
     try:
         await until(lambda: note.exists() or asking.done())
     finally:
@@ -102,7 +102,7 @@ async def cancel(pair: Pair) -> None:
 
 async def timeout(pair: Pair) -> None:
     """The call ends when its time is up, and the agent's work with it, if it had come that far."""
-    sleeper = pair.sleepers(pair.door, pair.runtime)
+    sleeper = pair.sleeping_calls(pair.door, pair.runtime)
     outcome = await sleeper.asking
     assert outcome.code == "TIMEOUT", outcome.message
     if sleeper.fell_asleep:

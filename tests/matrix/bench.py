@@ -13,7 +13,7 @@ from a2a_fabric.agent import Agent
 from tests.fixtures.node import Node, running
 from tests.matrix.agents import KINDS
 from tests.matrix.agents.kind import STAND_IN, Started
-from tests.matrix.asking import PATIENCE, Face
+from tests.matrix.door_client import PATIENCE, DoorClient
 from tests.matrix.doors import DOORS
 
 # Agents here fail for the sake of it, again and again, and should be asked all the same.
@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
 class Bench:
     def __init__(self, node: Node, folder: Path, runtimes: Collection[str]) -> None:
         self.runtimes = runtimes
-        self.faces: dict[str, Face] = {name: make(node) for name, make in DOORS.items()}
+        self.clients: dict[str, DoorClient] = {name: make(node) for name, make in DOORS.items()}
         self._folder = folder
         self._numbers = count(1)
 
@@ -45,8 +45,8 @@ class Bench:
         return self._folder / f"{next(self._numbers)}.note"
 
     async def aclose(self) -> None:
-        for face in self.faces.values():
-            await face.aclose()
+        for client in self.clients.values():
+            await client.aclose()
 
 
 async def until(claim: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ class Seen:
         return bool(self.cells) and len(self.cells) == max(cell.of for cell in self.cells)
 
     def names(self, which: str) -> list[str]:
-        """By the alphabet: the order in which tests end is nobody's."""
+        """By the alphabet: tests end in no certain order."""
         return sorted({getattr(cell, which) for cell in self.cells})
 
 

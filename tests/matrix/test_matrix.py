@@ -19,8 +19,8 @@ from tests.matrix.aspects import EXPECTED, Pair
 from tests.matrix.bench import Bench, set_up
 from tests.matrix.doors import DOORS
 from tests.matrix.report import PAGE, Cell, property_of, shape_of
-from tests.matrix.sleepers import Sleepers
 from tests.matrix.table import ASPECTS, ROWS, Aspect, Row, exception, pairs
+from tests.matrix.timeouts import SleepingCalls
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,27 +54,29 @@ def wanted_in(request: pytest.FixtureRequest) -> list[tuple[str, str, Aspect]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    """With the runtimes that are asked about now: all of them, unless somebody looks at a few."""
+    """With the runtimes that are asked about now: all of them, unless a few are selected."""
     wanted = {runtime for _, runtime, _ in wanted_in(request)}
     async with set_up(tmp_path_factory.mktemp("matrix"), wanted) as found:
         yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sleepers(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[Sleepers]:
-    made = Sleepers(bench, [(door, runtime) for door, runtime, aspect in wanted_in(request) if aspect == "timeout"])
+async def sleeping_calls(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[SleepingCalls]:
+    made = SleepingCalls(
+        bench, [(door, runtime) for door, runtime, aspect in wanted_in(request) if aspect == "timeout"]
+    )
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-def pair(bench: Bench, sleepers: Sleepers, request: pytest.FixtureRequest) -> Pair:
+def pair(bench: Bench, sleeping_calls: SleepingCalls, request: pytest.FixtureRequest) -> Pair:
     door, runtime, aspect = request.param
     row = exception(door, runtime, aspect)
     why, instead = (row.why, row.instead) if row else (None, None)
     cell = Cell(door, runtime, aspect, why, instead, len(DOORS) * len(RUNTIMES) * len(ASPECTS))
     request.node.user_properties.append(property_of(cell))
-    return Pair(bench, sleepers, door, runtime)
+    return Pair(bench, sleeping_calls, door, runtime)
 
 
 @requirement("001-01", "001-13", "001-16", "001-17", "001-56")

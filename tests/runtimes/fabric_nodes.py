@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually
 
-QUIET: dict[str, Any] = {"health": {"interval": 0}}  # nobody looks after the agents but the nodes' own lists
+QUIET: dict[str, Any] = {"health": {"interval": 0}}  # only the nodes' own lists look after the agents
 
 
 def entry(url: str, agent_id: str = "lab", **more: Any) -> dict[str, Any]:

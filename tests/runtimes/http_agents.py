@@ -141,7 +141,7 @@ async def agents(behaviours: dict[str, Behaviour], *, takes_get: bool = True) ->
 
 
 def dead_port() -> int:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -36,7 +36,7 @@ Build = Callable[[Manifest, RuntimeContext], Runtime]
 
 
 class Remote:
-    """A runtime as the waist has it: with a deadline around its calls."""
+    """A runtime as the node has it: with a deadline around its calls."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

@@ -232,7 +232,7 @@ async def test_an_agent_without_streams_is_waited_for_or_asked_for_news(
         asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore_event))
         await until(note.exists, PATIENCE)
         asking.cancel()
-        if not (blocking and "0.3" in line):  # nobody can know which task that was
+        if not (blocking and "0.3" in line):  # which task that was cannot be known
             await until(lambda: note.read_text() == "cancelled", PATIENCE)
         await agent.aclose()
 

@@ -45,7 +45,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield found
 
 
-async def shelf(stack: AsyncExitStack, place: str, card: Any) -> str:
+async def serve_card(stack: AsyncExitStack, place: str, card: Any) -> str:
     """A server that has this card at one place, and nothing else."""
 
     async def show(request: Request) -> Response:
@@ -74,7 +74,7 @@ async def shelf(stack: AsyncExitStack, place: str, card: Any) -> str:
 async def test_a_card_is_found_wherever_it_is(
     stack: AsyncExitStack, everyday: Served, place: str, endpoint: dict[str, str]
 ) -> None:
-    url = await shelf(stack, place, card_at(f"{everyday.url}/rpc", "jsonrpc-1.0"))
+    url = await serve_card(stack, place, card_at(f"{everyday.url}/rpc", "jsonrpc-1.0"))
     absolute = {name: url + path if name == "uri" or "uri" not in endpoint else path for name, path in endpoint.items()}
     agent = Bench(stack).runtime(**absolute)
     assert (await agent.describe()).display_name == "Registered"
@@ -83,7 +83,7 @@ async def test_a_card_is_found_wherever_it_is(
 
 
 async def test_an_agent_without_a_card_is_offline_and_the_error_says_where_one_looked(stack: AsyncExitStack) -> None:
-    url = await shelf(stack, "/.well-known/agent.json", ["not", "a", "card"])
+    url = await serve_card(stack, "/.well-known/agent.json", ["not", "a", "card"])
     with pytest.raises(AgentOffline) as caught:
         await Bench(stack).runtime(uri=f"{url}/?secret=1").describe()
     assert caught.value.message == "No agent card was found"
@@ -129,7 +129,7 @@ async def test_the_guard_stands_before_every_address(stack: AsyncExitStack, ever
 
 async def test_an_agent_that_has_moved_is_looked_for_again(stack: AsyncExitStack, everyday: Served) -> None:
     card = card_at("http://127.0.0.1:9/", "jsonrpc-1.0")
-    url = await shelf(stack, "/.well-known/agent-card.json", card)
+    url = await serve_card(stack, "/.well-known/agent-card.json", card)
     agent = Bench(stack).runtime(uri=url)
     with pytest.raises(AgentOffline):
         await agent(call_of("say", "hi"), ignore_event)

@@ -244,7 +244,7 @@ async def test_an_agent_that_hangs_ends_with_its_deadline_and_is_told(bench: Ben
     await asyncio.gather(*map(timed_out, ("hang", "sleepy", "deaf")))
     await until(lambda: len(wild.calls) == 5, PATIENCE)
     told = {call.path for call in wild.calls if call.json["method"] == "CancelTask"}
-    assert told == {"/sleepy", "/deaf"}  # of the third nobody knows which task it had begun
+    assert told == {"/sleepy", "/deaf"}  # which task the third had begun is unknown
 
 
 async def test_an_agent_that_does_not_list_its_tasks_is_listened_to_from_then_on(bench: Bench, wild: Agents) -> None:

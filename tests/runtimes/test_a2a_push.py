@@ -80,7 +80,7 @@ def bench(stack: AsyncExitStack, callbacks: Callbacks) -> Bench:
 
 @pytest.fixture(params=ALL_LINES)
 def agent(request: pytest.FixtureRequest, bench: Bench, newer: Served, elder: Served) -> A2ARuntime:
-    """One that nobody looks at unless it says so."""
+    """One that is not polled unless it says so."""
     binding, _, version = request.param.partition("-")
     served, version = (elder, "0.3") if version == "elder" else (newer, version)
     return bench.runtime(uri=served.url, binding=binding, version=version, blocking=False, look_seconds=NEVER)
@@ -118,13 +118,13 @@ async def begun(bench: Bench, line: str, served: Served, place: A2APushConfig, g
     version = "0.3" if version == "elder" else version
     endpoint = A2AEndpoint(uri=served.url, binding=binding, version=version)  # type: ignore[arg-type]  # of those
     contact = await connect(endpoint, bench.context)
-    errand = RequestOptions(timeout=PATIENCE)
+    options = RequestOptions(timeout=PATIENCE)
     parts = parts_from_call(call_of("count", words=["one"], go_on=str(go_on)), None, takes_json=True)
     message = A2AMessage(id=new_id(), role="user", parts=parts, metadata={"skill": "count"})
     try:
-        said = await contact.client.send(message, SendOptions(blocking=False), errand)
+        said = await contact.client.send(message, SendOptions(blocking=False), options)
         assert isinstance(said, A2ATask)
-        await contact.client.register_push(msgspec.structs.replace(place, task_id=said.id), errand)
+        await contact.client.register_push(msgspec.structs.replace(place, task_id=said.id), options)
     finally:
         await contact.client.aclose()
     return said.task_id
@@ -294,7 +294,7 @@ async def test_what_is_left_is_bounded(callbacks: Callbacks) -> None:
             callback.deliver(str(number).encode())
         kept = await callback.receive(PATIENCE)
         assert (len(kept), kept[-1]) == (16, b"99")
-    assert await left(callback.url, callback.token) == 204  # whoever is late does no harm
+    assert await left(callback.url, callback.token) == 204  # a late notification does no harm
     assert await callback.receive(PATIENCE) == []
 
 

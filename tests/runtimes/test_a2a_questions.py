@@ -61,7 +61,7 @@ async def test_a_task_may_ask_twice_in_words_and_by_a_form(agent: A2ARuntime, *,
 
 
 @on_every_line
-async def test_a_task_that_needs_credentials_asks_for_a_visit(agent: A2ARuntime) -> None:
+async def test_a_task_that_needs_credentials_asks_with_a_url(agent: A2ARuntime) -> None:
     call = call_of("login")
     result = await agent(call, ignore_event)
     assert result.asked is not None
@@ -90,11 +90,11 @@ async def test_who_cancels_the_question_cancels_the_task(agent: A2ARuntime) -> N
 
 
 @on_every_line
-async def test_an_answer_to_nobody_is_bad_input(agent: A2ARuntime) -> None:
+async def test_an_answer_to_an_unknown_question_is_bad_input(agent: A2ARuntime) -> None:
     call = call_of("paint")
     result = await agent(call, ignore_event)
     assert result.asked is not None
-    unknown = "eyJ0YXNrX2lkIjoibm8tc3VjaC10YXNrIn0="  # a task that nobody has
+    unknown = "eyJ0YXNrX2lkIjoibm8tc3VjaC10YXNrIn0="  # a task that does not exist
     for continuation in ("???", "bm8=", unknown):
         given = Answers(continuation=continuation, answers={"answer": RED})
         with pytest.raises(BadInput, match="continuation is unknown"):

@@ -153,9 +153,9 @@ def test_whatever_an_agent_says_is_understood_or_refused(value: Any) -> None:
                 heard = read(text, dialect)
             except FabricError:
                 continue
-            gathering = ReplyBuffer(1_000_000)
-            gathering.add(heard)
-            msgspec.json.encode(result_from_parts(gathering.parts))
+            buffer = ReplyBuffer(1_000_000)
+            buffer.add(heard)
+            msgspec.json.encode(result_from_parts(buffer.parts))
 
 
 def test_errors_of_every_form_become_ours() -> None:

@@ -211,7 +211,7 @@ async def test_a_question_that_is_declined_cancels_the_run(bench: Bench, server:
 @pytest.mark.parametrize(
     "continuation", ["../agents", "00000000-0000-4000-8000-000000000000", "", "x" * 500], ids=range(4)
 )
-async def test_a_continuation_that_nobody_gave_out_is_refused(
+async def test_a_continuation_that_was_never_given_out_is_refused(
     bench: Bench, server: str, mode: str, continuation: str
 ) -> None:
     call = call_for("book", stream=True)

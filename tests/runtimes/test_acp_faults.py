@@ -143,7 +143,7 @@ class Odd(Server):
 
 
 class Vanishing(Server):
-    """Nobody is there any more once the run has begun."""
+    """The server is gone once the run has begun."""
 
     async def look(self, x: Exchange) -> None:
         x.reset()

@@ -316,7 +316,7 @@ class TestPermissions:
         assert json.loads(result.data["answer"]) == {"decided": ["yes"]}
         await failure_of(asking_agent(follow_up(first, Answer()), ignore_event), BadInput)
 
-    async def test_nobody_else_may_decide(self, asking_agent: Runtime) -> None:
+    async def test_no_other_caller_may_decide(self, asking_agent: Runtime) -> None:
         first = await asking_agent(call("permit edit"), ignore_event)
         theirs = follow_up(first, Answer())
         theirs = msgspec.structs.replace(theirs, auth=msgspec.structs.replace(theirs.auth, principal_id="mallory"))
@@ -329,7 +329,7 @@ class TestPermissions:
         await asking_agent(follow_up(first, Answer()), ignore_event)
         assert (await asking_agent(call("say hello", "busy"), ignore_event)).data == {"answer": "hello"}
 
-    async def test_a_question_that_nobody_answers_is_over_after_its_time(self, start: Start, tmp_path: Path) -> None:
+    async def test_a_question_without_an_answer_ends_after_its_time(self, start: Start, tmp_path: Path) -> None:
         runtime = start("--folder", str(tmp_path), permissions="ask", answer_timeout=0.05)
         first = await runtime(call("permit edit"), ignore_event)
         await until((tmp_path / "cancelled").exists, PATIENCE)

@@ -1,4 +1,4 @@
-"""The agent-client runtime against programs that die, hang, flood or do not listen. Nobody is left behind."""
+"""The agent-client runtime against programs that die, hang, flood or do not listen. No process is left behind."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class TestCancelling:
         assert await asked(runtime, "look") == {"pid": (await asked(runtime, "look"))["pid"], "sessions": 1}
 
 
-class TestRubbishAndFloods:
-    async def test_rubbish_between_the_messages_is_skipped(
+class TestInvalidOutputAndFloods:
+    async def test_invalid_lines_between_the_messages_are_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         assert (await start()(call("rubbish"), ignore_event)).data == {"answer": "fine"}
@@ -210,7 +210,7 @@ class TestDeathAndRestart:
         await failure_of(start(command=["./no-such-agent"]).health(), AgentOffline)
 
 
-class TestNobodyIsLeftBehind:
+class TestNoProcessIsLeftBehind:
     async def test_closing_ends_it_and_its_children_though_they_ignore_sigterm(self, start: Start) -> None:
         runtime = start("--deaf", grace=0.1)
         asking, heard = await begun(runtime, "children")

@@ -167,7 +167,7 @@ async def test_a_task_that_wants_input_is_a_question_and_goes_on_with_the_answer
 
 
 @pytest.mark.parametrize("continuation", ["", "nothing", "x/" + "y" * 500])
-async def test_a_continuation_that_nobody_gave_out_is_refused(zero: Remote, continuation: str) -> None:
+async def test_a_continuation_that_was_never_given_out_is_refused(zero: Remote, continuation: str) -> None:
     call = call_for("book", "a table")
     with pytest.raises(BadInput, match="continuation is unknown"):
         await zero.send(replace(call, answers=Answers(continuation=continuation)))

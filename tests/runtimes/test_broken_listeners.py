@@ -1,4 +1,4 @@
-"""Callers whose ear breaks in the middle of a call: it is nobody's fault but theirs, and the agent is told to stop."""
+"""Callers whose listener breaks in the middle of a call: the fault is theirs alone, and the agent is told to stop."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_an_a2a_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
 
 
 async def broken_off(agent: Runtime, why: Exception, stack: AsyncExitStack, tmp_path: Path) -> None:
-    """Whoever listens breaks off with this error, and the call ends with the very same."""
+    """The listener breaks off with this error, and the call ends with the very same."""
     stack.push_async_callback(agent.aclose)
     go_on = tmp_path / "go_on"
     stack.callback(go_on.touch)

@@ -279,7 +279,7 @@ class TestAnswers:
         error = await failure_of(start()(call(f"trouble {trouble}"), ignore_event), kind)
         assert "cannot reach its model: API Error: no" in str(error)
 
-    async def test_nobody_waits_for_tries_that_are_in_vain(self, start: Start) -> None:
+    async def test_no_caller_waits_for_attempts_that_are_in_vain(self, start: Start) -> None:
         runtime = start()
         no_access = await failure_of(runtime(call("retry authentication_failed 1"), ignore_event), AgentOffline)
         assert "credentials" in no_access.full_message
@@ -375,7 +375,7 @@ class TestTheProcess:
             "code 4: no licence" in (await failure_of(silent(call("say x"), ignore_event), AgentOffline)).full_message
         )
 
-    async def test_rubbish_between_the_messages_is_skipped(
+    async def test_invalid_lines_between_the_messages_are_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         assert (await start()(call("rubbish"), ignore_event)).data["answer"] == "fine"

@@ -340,7 +340,7 @@ async def test_an_answer_that_cannot_be_read_is_a_refusal(place: Place, capabili
     await tasks_are_down_to(before)
 
 
-async def test_nobody_there_is_offline_and_never_ran(place: Place) -> None:
+async def test_an_absent_server_is_offline_and_never_ran(place: Place) -> None:
     envelope = await place.node.ask("nowhere", "say")
     assert envelope["error_code"] == "AGENT_OFFLINE"
     assert "127.0.0.1:9" in envelope["error"]

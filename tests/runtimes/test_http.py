@@ -169,7 +169,7 @@ STREAM_FAULTS = {
 
 
 def _time_for(code: str) -> int:
-    """Short where only the deadline ends it; otherwise nobody should have to wait for one, and the machine may."""
+    """Short where only the deadline ends it; otherwise no test should have to wait for one, and the machine may."""
     return 700 if code == "TIMEOUT" else 60_000
 
 
@@ -281,7 +281,7 @@ async def test_a_lost_answer_is_not_repeated_unless_declared_idempotent(wild: Ag
 
 
 @requirement("001-43")
-async def test_a_refusal_of_the_input_asks_nobody_else(wild: Agents) -> None:
+async def test_a_refusal_of_the_input_asks_no_other_agent(wild: Agents) -> None:
     refusing = {**wild.manifest("refuse"), "fallbacks": ["answer"]}
     async with running(manifests=[refusing, wild.manifest("answer")]) as node:
         assert (await node.ask("refuse", "act"))["error_code"] == "BAD_INPUT"

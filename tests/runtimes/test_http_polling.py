@@ -1,4 +1,4 @@
-"""The `http` runtime with APIs that answer later: asked again until they are done, and told when nobody waits."""
+"""The `http` runtime with APIs that answer later: asked again until they are done, and told when no caller waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtimes whose modules take long to import: somebody else's, found by their entry points."""
+"""Runtimes whose modules take long to import: other packages', found by their entry points."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class TestPrograms:
         assert "next try in" in (await failure_of(runtime(call_of("ping"), ignore_event), AgentOffline)).full_message
         assert starts(notes) == before
 
-    async def test_rubbish_on_stdout_is_skipped_and_told_once_in_a_while(
+    async def test_invalid_lines_on_stdout_are_skipped_and_logged_once_in_a_while(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
         runtime = bench.runtime(command=odd("rubbish"))
@@ -134,7 +134,7 @@ class TestPrograms:
         assert (await runtime(call_of("ping"), ignore_event)).data == PONG
         assert await runtime.health() == "online"
 
-    async def test_nobody_is_left_behind(self, bench: Bench, notes: Path) -> None:
+    async def test_no_process_is_left_behind(self, bench: Bench, notes: Path) -> None:
         runtime = bench.runtime(command=odd("family", str(notes)), grace=0.1)
         await runtime(call_of("ping"), ignore_event)
         members = family(notes)
@@ -145,7 +145,7 @@ class TestPrograms:
 
 
 class TestAddresses:
-    async def test_nobody_listens(self, bench: Bench) -> None:
+    async def test_no_server_listens(self, bench: Bench) -> None:
         with bind_socket("127.0.0.1", 0, exact_port=True) as listener:
             port = listener.getsockname()[1]
         runtime = bench.runtime(uri=f"http://127.0.0.1:{port}/mcp")

@@ -45,7 +45,7 @@ async def test_servers_of_both_eras_are_called_and_streamed_through_a_node() -> 
                 assert [part["kind"] for part in rich["parts"]] == ["text", "image", "audio", "file", "file", "file"]
 
 
-async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
+async def test_dead_slow_and_crashing_servers_hide_and_delay_no_other_server() -> None:
     manifests = [
         agent("mute", command=odd("mute"), start_timeout=2),
         agent("crashing", command=odd("crashing"), backoff=60),
@@ -66,7 +66,7 @@ async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
             assert (await described(node, agent_id))["error"]
         started = time.monotonic()
         assert (await node.ask("fine", "ping"))["result"] == {"answer": "pong"}
-        assert time.monotonic() - started < 15  # nobody waits for those who do not answer
+        assert time.monotonic() - started < 15  # no request waits for servers that do not answer
 
 
 async def test_the_catalog_follows_a_servers_changes() -> None:

@@ -105,8 +105,8 @@ async def test_models_folders_and_urls_are_asked_for_too(asking: Asking, kind: s
     assert (await rounds(server, call_of("think"), Answer(content="hey"))).data == {"answer": "unknown: hey"}
     roots = [{"uri": "file:///work", "name": "work"}]
     assert (await rounds(server, call_of("folders"), Answer(content=roots))).data == {"answer": "file:///work"}
-    visit = await server(call_of("sign"), ignore_event)
-    assert (first(visit).kind, first(visit).params["url"]) == ("url", URL)
+    link = await server(call_of("sign"), ignore_event)
+    assert (first(link).kind, first(link).params["url"]) == ("url", URL)
     assert (await rounds(server, call_of("sign"), Answer())).data == {"answer": "accept"}
 
 
@@ -163,7 +163,9 @@ async def test_what_is_asked_at_once_may_be_answered_one_by_one(asking: Asking, 
 
 
 @pytest.mark.parametrize("kind", OLD)
-async def test_events_after_the_answer_go_to_whoever_brought_it(asking: Asking, kind: str, tmp_path: Path) -> None:
+async def test_events_after_the_answer_go_to_the_caller_that_brought_it(
+    asking: Asking, kind: str, tmp_path: Path
+) -> None:
     server = await asking(kind)
     call = call_of("ask_and_note", note=str(tmp_path / "note"), stream=True)
     before, after = Heard(), Heard()
@@ -200,7 +202,7 @@ async def test_a_continuation_that_is_none_is_refused(asking: Asking, continuati
 
 
 @pytest.mark.parametrize("kind", OLD)
-async def test_a_question_that_nobody_answers_in_time_is_cancelled(asking: Asking, kind: str, tmp_path: Path) -> None:
+async def test_a_question_without_an_answer_in_time_is_cancelled(asking: Asking, kind: str, tmp_path: Path) -> None:
     server = await asking(kind, answer_timeout=0.2)
     note = tmp_path / "note"
     call = call_of("ask_and_note", note=str(note))
@@ -227,7 +229,9 @@ async def test_cancelling_the_call_that_brings_the_answer_cancels_the_tool(
 
 
 @pytest.mark.parametrize("kind", OLD)
-async def test_closing_the_runtime_ends_what_is_parked(asking: Asking, kind: str, tmp_path: Path) -> None:
+async def test_closing_the_runtime_ends_calls_that_wait_for_an_answer(
+    asking: Asking, kind: str, tmp_path: Path
+) -> None:
     server = await asking(kind)
     await server.describe()
     before = len(asyncio.all_tasks())
@@ -239,7 +243,7 @@ async def test_closing_the_runtime_ends_what_is_parked(asking: Asking, kind: str
     await until(lambda: len(asyncio.all_tasks()) <= before, PATIENCE)
 
 
-async def test_when_the_server_dies_the_answer_finds_nobody(asking: Asking) -> None:
+async def test_when_the_server_dies_the_answer_has_no_receiver(asking: Asking) -> None:
     server = await asking("stdio-handshake")
     call = call_of("paint", thing="door")
     result = await server(call, ignore_event)
@@ -247,7 +251,7 @@ async def test_when_the_server_dies_the_answer_finds_nobody(asking: Asking) -> N
     await failure_of(server(answering(call, result, COLOUR), ignore_event), UpstreamInterrupted)
 
 
-async def test_over_pipes_nobody_is_asked_what_another_may_have_been_meant_by(asking: Asking) -> None:
+async def test_over_pipes_no_caller_gets_a_question_that_may_be_anothers(asking: Asking) -> None:
     server = await asking("stdio-handshake")
     mine = replace(call_of("paint", thing="door"), auth=PERCY)
     result = await server(mine, ignore_event)
@@ -293,17 +297,17 @@ async def test_a_question_outside_any_call_is_declined_and_there_are_no_folders_
     await until(lambda: note.exists() and note.read_text() == "decline 0", PATIENCE)
 
 
-async def test_no_more_calls_are_parked_than_may_be() -> None:
-    parking = McpPendingQuestions("tested", 60.0, limit=1)
+async def test_no_more_calls_wait_for_answers_than_may() -> None:
+    pending = McpPendingQuestions("tested", 60.0, limit=1)
     results = []
     for _ in range(2):
         asked = PendingMcpRequest(Principal(mode="psk", principal_id="percy"), "tool")
         asked.start(asked.ask(Question(kind="form", message="Go on?")), on_end=lambda _: None)  # type: ignore[arg-type]  # as good as a reply
-        results.append(await asyncio.wait_for(parking.wait_for_outcome(asked, ignore_event), PATIENCE))
+        results.append(await asyncio.wait_for(pending.wait_for_outcome(asked, ignore_event), PATIENCE))
     assert isinstance(results[0], Result)
     assert results[1] == {"action": "decline"}
-    await parking.aclose()
-    assert len(parking) == 0
+    await pending.aclose()
+    assert len(pending) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -134,6 +134,6 @@ async def test_an_api_that_does_not_say_is_neither_online_nor_offline() -> None:
     host = Host({})
     async with node_before(host, path="/deploy", method="GET") as node:
         async with asyncio.timeout(30):
-            while not host.asked:  # noqa: ASYNC110  # it tells nobody
+            while not host.asked:  # noqa: ASYNC110  # there is no event for it
                 await asyncio.sleep(0.01)
         assert (await listed(node))["status"] == "unknown"

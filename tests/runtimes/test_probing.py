@@ -138,7 +138,7 @@ async def test_a_server_that_speaks_nothing_we_know_is_nothing(http: OutboundCli
     ]
 
 
-async def test_where_nobody_is_there_is_one_look(http: OutboundClient) -> None:
+async def test_an_address_without_a_listener_is_probed_once(http: OutboundClient) -> None:
     report = await probed(http, f"http://127.0.0.1:{dead_port()}/")
     (look,) = report.attempts
     assert "No connection" in look.outcome

@@ -147,7 +147,7 @@ class TestJsonLines:
         await until(note.exists)
         assert (await runtime(call_of("add", a=1), ignore_event)).data == {"sum": 2}
 
-    async def test_rubbish_on_stdout_is_skipped_and_logged(
+    async def test_invalid_lines_on_stdout_are_skipped_and_logged(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
         runtime, heard = start(PROGRAM), Heard()
@@ -305,7 +305,7 @@ class TestDeathAndRestart:
         await until(lambda: "tested: ready" in caplog.text)
 
 
-class TestNobodyIsLeftBehind:
+class TestNoProcessIsLeftBehind:
     async def test_stopping_ends_the_program_and_the_grandchildren_that_ignore_sigterm(self, start: Start) -> None:
         runtime = start(PROGRAM)
         pids = (await runtime(call_of("grandchild"), ignore_event)).data
@@ -460,7 +460,7 @@ class TestOneProcessACall:
         await until(lambda: not is_alive(int(note.read_text())))
 
     @pytest.mark.parametrize("steps", range(8))
-    async def test_whoever_leaves_while_the_program_is_being_started_leaves_nothing_behind(
+    async def test_a_caller_that_leaves_while_the_program_is_being_started_leaves_nothing_behind(
         self, start: Start, tmp_path: Path, steps: int
     ) -> None:
         begun, trace = tmp_path / "begun", f"600.{os.getpid()}{steps}"

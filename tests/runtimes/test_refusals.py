@@ -24,8 +24,8 @@ from tests.marks import requirement
 from tests.matrix.agents import KINDS, RUNTIMES
 from tests.matrix.agents.kind import REASON, STAND_IN
 from tests.matrix.agents.listening import listening
-from tests.matrix.asking import Outcome, ignore
 from tests.matrix.bench import CONFIG, until
+from tests.matrix.door_client import Outcome, ignore
 from tests.matrix.doors.fabric import Plain
 from tests.matrix.table import exception
 from tests.runtimes.faults.reached import AT_AN_ADDRESS, CAPABILITY, Reached

@@ -59,7 +59,7 @@ class Attacker:
         return reader, writer
 
     async def flood(self, request: bytes, connections: int = 5) -> None:
-        """Pipelined requests whose replies nobody reads."""
+        """Pipelined requests whose replies are not read."""
 
         async def one() -> None:
             with suppress(OSError):

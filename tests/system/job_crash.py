@@ -126,7 +126,7 @@ def free_address() -> str:
 
 
 def is_locked(store: str) -> bool:
-    """Whether somebody holds the write lock of a SQLite store, and keeps it."""
+    """Whether a process holds the write lock of a SQLite store, and keeps it."""
     if not store.startswith("sqlite:"):
         return False
     connection = sqlite3.connect(store.removeprefix("sqlite:"), timeout=1.0, isolation_level=None)
@@ -148,7 +148,7 @@ class Told(NamedTuple):
 
 
 class Crowd:
-    """Clients at one address, whoever answers there: they submit, follow, and come back with the last number."""
+    """Clients at one address, whichever node answers there: they submit, follow, and come back with the last number."""
 
     def __init__(self, node: Node, followers: int = 6, submitters: int = 3) -> None:
         self.jobs: dict[str, Told] = {}  # all that was acknowledged
@@ -206,7 +206,7 @@ class Crowd:
             await asyncio.sleep(0.02)
 
     async def _submitted(self) -> JobHandle:
-        """Asked again under the same key until somebody acknowledges it."""
+        """Asked again under the same key until a node acknowledges it."""
         self._number += 1
         task, key = f"t{self._number}", new_id()
         capability = random.choice(["again", "once"])

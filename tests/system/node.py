@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import msgspec
 
 from a2a_fabric.cli.program import COMMANDS
-from tests.fixtures.nursery.nursing import born
+from tests.fixtures.forked.commands import forked_command
 
 COMMAND = [sys.executable, "-m", "a2a_fabric"]
 QUICK = tuple(
@@ -112,7 +112,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """The command to its end. Hundreds are run, so they are forked; the others here are started as a user would."""
     return subprocess.run(
-        born("a2a_fabric.__main__", *words, knowing=QUICK),
+        forked_command("a2a_fabric.__main__", *words, imports=QUICK),
         cwd=folder,
         env=environment(home, **env),
         input=stdin,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.soak
 HONEST, MALLORY = "the-key-of-an-honest-caller", "the-key-of-an-attacker"
 SECONDS = float(os.environ.get("ATTACK_SECONDS", "8"))
 RATE = 40.0  # honest calls a second
-NOISE = 0.05  # seconds that this machine takes away now and then, whoever is there
+NOISE = 0.05  # seconds that this machine takes away now and then
 CONFIG = f"""
 agents: [agents.yaml]
 limits: {{concurrent_calls: 200, concurrent_calls_per_agent: 100, streams: 100, connections: 400}}

@@ -322,7 +322,7 @@ def test_the_reference_page_is_current() -> None:
     assert (ROOT / "docs/configuration.md").read_text() == build_reference(), "run scripts/generate"
 
 
-def test_the_schema_of_agents_accepts_what_the_demo_fleet_is_written_in() -> None:
+def test_the_schema_of_agents_accepts_the_demo_agents() -> None:
     valid = jsonschema_rs.validator_for(build_agents_schema()).is_valid
     entries = yaml.safe_load((ROOT / "src/a2a_fabric/demo/agents.yaml").read_text())
     assert valid(entries)

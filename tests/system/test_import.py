@@ -23,7 +23,7 @@ SERVERS = {
     }
 }
 
-# Whoever runs the tests may have these set, and their own files must stay as they are.
+# A developer may have these set, and the own files of a developer must stay as they are.
 ELSEWHERE = ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GEMINI_CLI_HOME")
 
 

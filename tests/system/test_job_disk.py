@@ -118,7 +118,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def content_of(path: Path) -> bytes:
-    """Read by somebody else: our own lock on it would end with the reading."""
+    """Read by another process: our own lock on it would end with the reading."""
     return subprocess.run(["cat", str(path)], capture_output=True, check=True).stdout
 
 

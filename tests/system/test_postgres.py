@@ -37,6 +37,7 @@ from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore, bu
 from tests.contracts.stores import (
     CANCELLED,
     begun,
+    claim_request,
     completed,
     log_of,
     new_job,
@@ -44,7 +45,6 @@ from tests.contracts.stores import (
     text_of,
     tokens,
     until,
-    wish,
 )
 from tests.fixtures.disk import enlarge, needs_root, small_disk
 from tests.fixtures.pooler import Moment, Pooler
@@ -324,10 +324,10 @@ async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, mom
 async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each_other(server: Server) -> None:
     async with Pooler(server.database()) as pooler, opened(pooler.address) as here, opened(pooler.address) as there:
         with there.notices.watch(WORK_TOPIC) as bell:
-            assert await there.jobs.claim(wish()) == []
+            assert await there.jobs.claim(claim_request()) == []
             accepted = await asyncio.gather(*(here.jobs.accept(new_job()) for _ in range(60)))
             assert await bell.wait(PATIENCE)
-        claims = await asyncio.gather(*(node.jobs.claim(wish(limit=9)) for node in (here, there) * 5))
+        claims = await asyncio.gather(*(node.jobs.claim(claim_request(limit=9)) for node in (here, there) * 5))
         got = [job.job_id for claim in claims for job in claim]
         assert sorted(got) == sorted(each.job.job_id for each in accepted)
         traffic = Traffic(here)
@@ -374,7 +374,7 @@ async def test_what_doubtful_commits_are_looked_up_by_does_not_grow(server: Serv
             await store.registrations.register(agent("percy", f"skill{n}"), "psk:alice")
             with pytest.raises(AgentNotFound):
                 await store.registrations.renew("nobody", "psk:alice")
-            assert await store.jobs.claim(wish()) == []
+            assert await store.jobs.claim(claim_request()) == []
         name = address.partition("?")[0].rpartition("/")[2]
         assert int(server.sql("SELECT count(*) FROM a2a_fabric.marks", name)) <= 2
 
@@ -383,11 +383,11 @@ HOLDER = """
 import asyncio, sys
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.stores.postgres.store import build
-from tests.contracts.stores import tokens, wish
+from tests.contracts.stores import tokens, claim_request
 
 async def main(address):
     store = await build(address)
-    [job] = await store.jobs.claim(wish("holder", lease=0.5))
+    [job] = await store.jobs.claim(claim_request("holder", lease=0.5))
     print("claimed", job.fence, flush=True)
     for line in sys.stdin:
         try:
@@ -483,7 +483,7 @@ async def writer(address: str) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def test_an_answer_that_nobody_reads_does_not_keep_its_locks(server: Server) -> None:
+async def test_an_unread_reply_does_not_keep_its_locks(server: Server) -> None:
     address = server.database()
     async with opened(address, statement_timeout=1.0) as store:
         job = await begun(store)
@@ -646,7 +646,7 @@ async def test_a_caller_that_gives_up_on_a_silent_server_is_free_at_once(server:
     async with opened(server.database()) as store:
         job = await begun(store)
         with server.frozen():
-            for asking in (lambda: store.jobs.get(job.job_id), lambda: store.jobs.claim(wish())):
+            for asking in (lambda: store.jobs.get(job.job_id), lambda: store.jobs.claim(claim_request())):
                 began = time.monotonic()
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(asking(), 0.5)
@@ -658,10 +658,10 @@ async def test_a_caller_that_gives_up_leaves_the_line_usable(server: Server) -> 
     async with opened(server.database(), connections=1) as store:
         await asyncio.gather(*(store.jobs.accept(new_job()) for _ in range(50)))
         for delay in range(20):
-            claiming = asyncio.create_task(store.jobs.claim(wish(limit=1)))
+            claiming = asyncio.create_task(store.jobs.claim(claim_request(limit=1)))
             for _ in range(delay):
                 await asyncio.sleep(0)
             claiming.cancel()
             with suppress(asyncio.CancelledError):
                 await claiming
-        assert await store.jobs.claim(wish())
+        assert await store.jobs.claim(claim_request())

@@ -1,4 +1,4 @@
-"""The page at `/docs` in a real browser: it reads well, its forms work, and it asks nobody but this node."""
+"""The page at `/docs` in a real browser: it reads well, its forms work, and it asks only this node."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_it_shows_the_same_as_a_curl_line_without_the_token(page: Page) ->
     assert PSK not in line
 
 
-async def test_it_asks_nobody_but_this_node_and_complains_of_nothing(page: Page, node: Node) -> None:
+async def test_it_asks_only_this_node_and_complains_of_nothing(page: Page, node: Node) -> None:
     assert page.asked == [f"{node.url}/docs", f"{node.url}/openapi.json"]
     assert page.complaints == []
 

@@ -94,7 +94,7 @@ def flood(sockets: list[socket.socket], request: bytes, look: Callable[[], float
 
 
 @pytest.mark.parametrize("what", REQUESTS)
-def test_pipelined_requests_whose_replies_nobody_reads_cost_next_to_nothing(tmp_path: Path, what: str) -> None:
+def test_pipelined_requests_with_unread_replies_cost_next_to_nothing(tmp_path: Path, what: str) -> None:
     with started(tmp_path) as node, ExitStack() as stack:
         before = memory(node)
         most = flood(connections(node, stack), REQUESTS[what], lambda: memory(node))
@@ -105,7 +105,7 @@ def test_pipelined_requests_whose_replies_nobody_reads_cost_next_to_nothing(tmp_
             assert reply.status == 200
 
 
-def test_large_replies_that_nobody_reads_are_not_piled_up(tmp_path: Path) -> None:
+def test_large_unread_replies_are_not_piled_up(tmp_path: Path) -> None:
     """Each lists all tools: some hundred kilobytes for a request of two hundred bytes."""
     with started(tmp_path) as node, ExitStack() as stack:
         key = f"Authorization: Bearer {node.token}"

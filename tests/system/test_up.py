@@ -75,7 +75,7 @@ def begin_a_call(node: Node) -> subprocess.Popen[str]:
 
 
 @requirement("000-13")
-def test_without_any_configuration_the_demo_fleet_is_up_and_the_three_commands_work_as_pasted(tmp_path: Path) -> None:
+def test_without_any_configuration_the_demo_agents_are_up_and_the_three_commands_work_as_pasted(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         banner = node.said
         assert node.url in banner
@@ -158,7 +158,7 @@ def test_when_the_usual_port_is_taken_the_next_free_one_is_used_with_a_remark(tm
             occupier.bind(("127.0.0.1", 8000))
             occupier.listen()
         except OSError:
-            pass  # somebody else has it, which will do
+            pass  # another process has it, which will do
         with running_node(tmp_path, listen=None) as node:
             assert re.search(r"Port 8000 is taken; using 80\d\d\.", node.said)
             assert node.run("agents").returncode == 0
@@ -200,7 +200,7 @@ def test_quiet_means_quiet(tmp_path: Path) -> None:
         assert node.printed == ""
 
 
-def test_with_a_file_of_agents_the_demo_fleet_stays_away(tmp_path: Path) -> None:
+def test_with_a_file_of_agents_the_demo_agents_stay_away(tmp_path: Path) -> None:
     agents_yaml(tmp_path, "one").rename(tmp_path / "mine.yaml")
     with running_node(tmp_path, "--agents", "mine.yaml") as node:
         listed = node.json("agents")

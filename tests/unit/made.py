@@ -93,7 +93,7 @@ class Listed:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that tells nobody when it happens."""
+    """Wait for something that has no event."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

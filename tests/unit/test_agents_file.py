@@ -163,7 +163,7 @@ def test_secrets_stay_references_in_the_catalog(tmp_path: Path) -> None:
     assert read_manifests(written(tmp_path, text))[0].endpoint["token"] == "env:TOKEN"
 
 
-async def test_a_default_file_that_nobody_wrote_is_no_error_another_is(tmp_path: Path) -> None:
+async def test_a_missing_default_file_is_no_error_another_is(tmp_path: Path) -> None:
     assert await AgentsFile(tmp_path / "agents.yaml", optional=True).load() == []
     with pytest.raises(ConfigError, match="cannot be read"):
         await AgentsFile(tmp_path / "agents.yaml").load()

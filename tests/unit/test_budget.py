@@ -15,7 +15,7 @@ from a2a_fabric.steps.route import RetryTracker
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 from tests.unit.made import Heard, agent, call
-from tests.unit.waist import Waist
+from tests.unit.scripted_route import ScriptedRoute
 
 BUDGETS = st.builds(
     RetryBudget,
@@ -23,7 +23,7 @@ BUDGETS = st.builds(
     floor=st.integers(0, 20).map(float),
     seconds=st.floats(0.1, 1000),
 )
-# What happens at one moment: how long after the one before, so many calls, so many wishes for another attempt.
+# What happens at one moment: how long after the one before, so many calls, so many retries for another attempt.
 MOMENTS = st.lists(st.tuples(st.floats(0, 500), st.integers(0, 50), st.integers(0, 30)), max_size=40)
 
 
@@ -32,11 +32,11 @@ def test_there_are_never_more_than_the_share_of_all_calls_and_the_floor_as_often
     budget: RetryBudget, moments: list[tuple[float, int, int]]
 ) -> None:
     account, now, calls, made = RetryAccount(), 0.0, 0, 0
-    for later, new_calls, wishes in moments:
+    for later, new_calls, retries in moments:
         now += later
         calls += new_calls
         account = update_account(account, new_calls, now, budget)
-        for _ in range(wishes):
+        for _ in range(retries):
             after = spend_retry(account, budget)
             account, made = after or account, made + (after is not None)
     assert made <= budget.floor * (1 + now / budget.seconds) + budget.share * calls + 1e-6
@@ -92,57 +92,59 @@ def test_told_of_what_was_made_and_what_was_not() -> None:
     assert heard == [("a", True), ("a", False), ("a", True)]
 
 
-def fleet(budget: RetryBudget, *, first: object, second: object) -> Waist:
+def two_agents(budget: RetryBudget, *, first: object, second: object) -> ScriptedRoute:
     mine = agent("percy", Capability(name="reason", idempotent=True), fallbacks=("backup",))
-    return Waist((mine, first), (agent("backup", "reason"), second), budget=budget)
+    return ScriptedRoute((mine, first), (agent("backup", "reason"), second), budget=budget)
 
 
 @requirement("001-38", "001-41")
 async def test_when_the_budget_is_used_up_the_agents_own_error_says_so() -> None:
-    waist = fleet(RetryBudget(share=0, floor=2), first=UpstreamFailed("no cheese"), second={"answer": "instead"})
+    route = two_agents(RetryBudget(share=0, floor=2), first=UpstreamFailed("no cheese"), second={"answer": "instead"})
     for _ in range(2):
-        assert (await waist()).data == {"answer": "instead"}
-    error = await waist.fails()
+        assert (await route()).data == {"answer": "instead"}
+    error = await route.fails()
     assert error.code == "UPSTREAM_ERROR"
     assert error.message == "no cheese (no other agent was asked: the retry budget of agent 'percy' is used up)"
     assert error.details["not_retried"] == "the retry budget of agent 'percy' is used up"
-    assert waist.asked == {"percy": 3, "backup": 2}
+    assert route.asked == {"percy": 3, "backup": 2}
 
 
 @requirement("001-38")
 async def test_a_bad_day_is_not_multiplied() -> None:
     """Hundreds of failing calls make so many attempts more, not twice or four times as many."""
-    waist = fleet(RetryBudget(share=0.2, floor=10), first=UpstreamFailed("no"), second=UpstreamFailed("no"))
+    route = two_agents(RetryBudget(share=0.2, floor=10), first=UpstreamFailed("no"), second=UpstreamFailed("no"))
     for _ in range(500):
-        await waist.fails()
-    assert waist.asked["percy"] == 500
-    assert 100 <= waist.asked["backup"] <= 0.2 * 500 + 10
+        await route.fails()
+    assert route.asked["percy"] == 500
+    assert 100 <= route.asked["backup"] <= 0.2 * 500 + 10
 
 
 @requirement("001-38")
 async def test_all_calls_move_on_from_an_agent_that_is_gone() -> None:
     """What never reached it was no work, so there is nothing to multiply."""
-    waist = fleet(RetryBudget(share=0, floor=0), first=AgentOffline("gone"), second={})
+    route = two_agents(RetryBudget(share=0, floor=0), first=AgentOffline("gone"), second={})
     for _ in range(50):
-        result = await waist()
+        result = await route()
         assert result.fallback is not None
-    assert waist.asked == {"percy": 50, "backup": 50}
+    assert route.asked == {"percy": 50, "backup": 50}
 
 
 async def test_a_degraded_attempt_costs_as_much_as_any_other() -> None:
     alone = agent("percy", Capability(name="reason", streaming=True, idempotent=True))
-    waist = Waist((alone, UpstreamInterrupted("cut")), budget=RetryBudget(share=0, floor=1))
-    assert isinstance(await waist.fails(call(stream=True), Heard()), AllAttemptsFailed)
-    error = await waist.fails(call(stream=True), Heard())
+    route = ScriptedRoute((alone, UpstreamInterrupted("cut")), budget=RetryBudget(share=0, floor=1))
+    assert isinstance(await route.fails(call(stream=True), Heard()), AllAttemptsFailed)
+    error = await route.fails(call(stream=True), Heard())
     assert "retry budget" in error.message
-    assert waist.asked == {"percy": 3}
+    assert route.asked == {"percy": 3}
 
 
 async def test_what_may_not_be_repeated_costs_nothing() -> None:
     once = agent("percy", Capability(name="reason", idempotent=False), fallbacks=("backup",))
-    waist = Waist((once, UpstreamInterrupted("cut")), (agent("backup", "reason"), {}), budget=RetryBudget(floor=1))
+    route = ScriptedRoute(
+        (once, UpstreamInterrupted("cut")), (agent("backup", "reason"), {}), budget=RetryBudget(floor=1)
+    )
     for _ in range(5):
-        assert "retry budget" not in (await waist.fails()).message
+        assert "retry budget" not in (await route.fails()).message
 
 
 def test_settling_is_monotone_in_time() -> None:

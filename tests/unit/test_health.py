@@ -82,7 +82,7 @@ def test_a_refusal_is_a_sign_of_life() -> None:
 
 
 @requirement("001-47")
-def test_somebody_who_knows_can_say_so_and_others_learn_of_it() -> None:
+def test_a_call_reports_what_it_learned_and_listeners_are_told() -> None:
     health = book()
     before = health.epoch
     health.set_status("percy", "offline", "maintenance")

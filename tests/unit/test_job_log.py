@@ -17,7 +17,7 @@ from a2a_fabric.jobs.run import EventsTooLarge, Recorder
 from a2a_fabric.stores.sqlite import MemoryStore
 from tests.unit.made import call
 
-pytestmark = pytest.mark.usefixtures("only_bells")
+pytestmark = pytest.mark.usefixtures("without_polling")
 
 
 async def running_job(store: MemoryStore) -> Job:
@@ -36,7 +36,7 @@ def never() -> None:
 
 
 def elsewhere(job_id: str) -> LocalState:
-    """Nobody in this process works on it."""
+    """No worker of this process runs it."""
     return "elsewhere"
 
 
@@ -136,7 +136,7 @@ async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
     assert await read(99_999) == []
 
 
-async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
+async def test_a_slow_reader_delays_no_other_reader_and_misses_nothing() -> None:
     store = MemoryStore()
     reader = JobReader(store, elsewhere)
     job = await running_job(store)
@@ -152,7 +152,7 @@ async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
     assert [line.number async for line in slow] == fast[1:]
 
 
-async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
+async def test_a_reader_ends_at_a_question_or_stays_as_it_chose() -> None:
     store = MemoryStore()
     reader = JobReader(store, elsewhere)
     job = await running_job(store)
@@ -171,7 +171,7 @@ async def test_a_job_that_is_not_there_cannot_be_followed() -> None:
         await anext(JobReader(MemoryStore(), elsewhere).follow("job_0"))
 
 
-async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish() -> None:
+async def test_a_reader_that_waits_for_the_end_gets_it_and_questions_as_it_chose() -> None:
     store = MemoryStore()
     reader = JobReader(store, elsewhere)
     job = await running_job(store)

@@ -192,7 +192,7 @@ def test_what_was_asked_is_shown_as_far_as_a_glance_takes_it_in() -> None:
     assert render_request(silent) == {}
 
 
-def test_a_wish_is_durable_as_soon_as_it_must_be_found_again() -> None:
+def test_options_are_durable_as_soon_as_the_job_must_be_found_again() -> None:
     assert not JobOptions(job_after=1.0).is_durable
     assert all(each.is_durable for each in (JobOptions(at_once=True), JobOptions(key="k"), JobOptions(run_at=1.0)))
 
@@ -204,9 +204,9 @@ def test_a_capability_may_be_repeated_if_it_says_so_or_changes_nothing() -> None
     assert not Capability(name="x", idempotent=False, side_effects="none").may_repeat
 
 
-def test_the_time_of_a_job_is_the_callers_wish_within_the_nodes_limit() -> None:
+def test_the_timeout_of_a_job_is_the_callers_within_the_nodes_limit() -> None:
     settings = JobSettings(timeout_ms=1000, max_timeout_ms=5000)
-    assert [settings.clamp_timeout(wish) for wish in (None, 2000, 9000)] == [1000, 2000, 5000]
+    assert [settings.clamp_timeout(timeout_ms) for timeout_ms in (None, 2000, 9000)] == [1000, 2000, 5000]
     with pytest.raises(BadInput):
         settings.clamp_timeout(0)
 

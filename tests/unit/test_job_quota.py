@@ -12,7 +12,7 @@ from a2a_fabric.core.job import JobOutcome
 from a2a_fabric.jobs.jobs import JobQuota
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
-from tests.contracts.stores import new_job, wish
+from tests.contracts.stores import claim_request, new_job
 
 ALICE = "psk:alice"
 
@@ -79,7 +79,7 @@ async def test_a_full_queue_is_counted_anew_a_moment_later_and_not_by_everybody_
     gate = Gate(2)
     await gate.accept()
     await gate.accept()
-    [job] = await gate.jobs.claim(wish())
+    [job] = await gate.jobs.claim(claim_request())
     assert all([await gate.is_full() for _ in range(5)])
     assert gate.jobs.counts == 1
     gate.clock.now += 1.0

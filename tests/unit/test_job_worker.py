@@ -18,14 +18,14 @@ from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
-from tests.contracts.stores import completed, log_of, new_job, wish
+from tests.contracts.stores import claim_request, completed, log_of, new_job
 
 SOON = 30.0  # seconds
 HEIR = HoldRequest(worker="heir", lease=60.0)
-pytestmark = pytest.mark.usefixtures("only_bells")
+pytestmark = pytest.mark.usefixtures("without_polling")
 
 
-class Bells(SqliteJobs):
+class NotifyingJobs(SqliteJobs):
     """As in a database: those who wait hear of a write before the writer has its answer."""
 
     async def release(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
@@ -52,7 +52,7 @@ class Shaky(SqliteJobs):
         return await super().release(held, outcome)
 
 
-class House:
+class WorkerSetup:
     """A store, one worker on it, the agent that it asks, and the store's clock."""
 
     def __init__(self, lease: float = 1.0) -> None:
@@ -61,7 +61,7 @@ class House:
         self.speak = asyncio.Event()
         self.end = asyncio.Event()
         self.store = MemoryStore(self._clock)
-        self.store.jobs = Bells(self.store.writer, self.store.reader, self._clock)
+        self.store.jobs = NotifyingJobs(self.store.writer, self.store.reader, self._clock)
         assignment = JobHandlers(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
         self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NullJobListener())
         self.reader = JobReader(self.store, self.worker.local_state)
@@ -92,58 +92,58 @@ class House:
 
 
 async def test_who_waits_hears_of_the_end_even_before_the_worker_knows_that_it_is_written() -> None:
-    house = House()
-    async with house.worker:
-        job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
-        house.speak.set()
+    setup = WorkerSetup()
+    async with setup.worker:
+        job_id = await setup.job()
+        waiting = asyncio.ensure_future(setup.reader.wait_until_settled(job_id))
+        setup.speak.set()
         await asyncio.sleep(0.01)
-        house.end.set()
+        setup.end.set()
         async with asyncio.timeout(SOON):
             await waiting
 
 
 async def test_who_waits_here_for_a_job_that_another_took_over_and_ended_hears_of_it_at_once() -> None:
-    house = House()
-    async with house.worker:
-        job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
+    setup = WorkerSetup()
+    async with setup.worker:
+        job_id = await setup.job()
+        waiting = asyncio.ensure_future(setup.reader.wait_until_settled(job_id))
         await asyncio.sleep(0.01)
-        job = await house.taken_over()
-        await house.store.jobs.release(job.fencing_token, completed())
+        job = await setup.taken_over()
+        await setup.store.jobs.release(job.fencing_token, completed())
         async with asyncio.timeout(SOON):
             await waiting
 
 
 async def test_a_worker_that_learns_by_its_own_words_that_it_lost_a_job_tells_who_waits_for_it() -> None:
-    house = House()
-    async with house.worker:
-        job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
+    setup = WorkerSetup()
+    async with setup.worker:
+        job_id = await setup.job()
+        waiting = asyncio.ensure_future(setup.reader.wait_until_settled(job_id))
         await asyncio.sleep(0.01)
-        job = await house.taken_over()
-        house.speak.set()
-        await house.store.jobs.release(job.fencing_token, completed("42", "the end"))
+        job = await setup.taken_over()
+        setup.speak.set()
+        await setup.store.jobs.release(job.fencing_token, completed("42", "the end"))
         async with asyncio.timeout(SOON):
             await waiting
-    assert await log_of(house.store, job_id) == [(1, "the end")]
+    assert await log_of(setup.store, job_id) == [(1, "the end")]
 
 
 async def test_a_crowd_of_jobs_whose_time_is_over_at_once_ends_at_once() -> None:
-    house = House(lease=60.0)  # now and then is every two seconds
+    setup = WorkerSetup(lease=60.0)  # now and then is every two seconds
     jobs = [new_job(run_at=time.time() + 3600, expires_at=time.time()) for _ in range(500)]
     for job in jobs:
-        await house.store.jobs.accept(job)
-    async with house.worker, asyncio.timeout(SOON):
+        await setup.store.jobs.accept(job)
+    async with setup.worker, asyncio.timeout(SOON):
         for job in jobs:
-            await house.reader.wait_until_settled(job.job_id)
-    assert (await house.store.status()).jobs == {"timeout": len(jobs)}
+            await setup.reader.wait_until_settled(job.job_id)
+    assert (await setup.store.status()).jobs == {"timeout": len(jobs)}
 
 
 @pytest.mark.parametrize(("is_written", "ends"), [(False, 2), (True, 1)])
-async def test_an_end_of_which_nobody_knows_whether_it_was_written_is_written_once(is_written: bool, ends: int) -> None:
+async def test_an_end_that_may_have_been_written_is_written_once(is_written: bool, ends: int) -> None:
     jobs = Shaky(is_written=is_written)
     await jobs.accept(new_job())
-    [job] = await jobs.claim(wish())
+    [job] = await jobs.claim(claim_request())
     left = await release_job(jobs, job, completed("42", "the end"))
     assert (left.state, left.events, jobs.ends) == ("completed", 1, ends)

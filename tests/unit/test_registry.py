@@ -114,7 +114,7 @@ async def test_a_broken_source_keeps_its_last_good_agents_and_says_why(caplog: p
     assert ids(registry.catalog.agents) == ["percy", "new", "coder"]
 
 
-async def test_a_source_that_says_the_same_again_disturbs_nobody() -> None:
+async def test_a_source_that_says_the_same_again_changes_nothing() -> None:
     source = Listed("file", [agent("percy", "reason")])
     registry = await filled(source)
     swaps: list[Catalog] = []
@@ -197,14 +197,14 @@ async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
     source = Listed("file", [agent("percy", "reason")])
     registry = await filled(source)
     planner = Planner(registry, RoutingPolicy())
-    wish = ("percy", "reason", LOCAL, False)
-    assert planner(*wish) is planner(*wish)
-    assert ids(c.manifest for c in planner(*wish).candidates) == ["percy"]
+    request = ("percy", "reason", LOCAL, False)
+    assert planner(*request) is planner(*request)
+    assert ids(c.manifest for c in planner(*request).candidates) == ["percy"]
     source.held = [agent("percy", "reason", fallbacks=("backup",)), agent("backup", "reason")]
     await registry.load(source)
-    assert ids(c.manifest for c in planner(*wish).candidates) == ["percy", "backup"]
+    assert ids(c.manifest for c in planner(*request).candidates) == ["percy", "backup"]
     registry.update_health("percy", "offline")
-    assert ids(c.manifest for c in planner(*wish).candidates) == ["backup", "percy"]
+    assert ids(c.manifest for c in planner(*request).candidates) == ["backup", "percy"]
 
 
 async def test_plans_of_one_principal_are_not_shown_to_another() -> None:
@@ -221,9 +221,9 @@ async def test_names_too_long_for_any_capability_are_not_remembered() -> None:
     """An agent that has not said what it offers is asked for anything; the caller must not fill our memory with it."""
     registry = await filled(Listed("file", [agent("percy")]))
     planner = Planner(registry, RoutingPolicy())
-    wish = ("percy", "x" * 257, LOCAL, False)
-    assert planner(*wish) is not planner(*wish)
-    assert planner(*wish) == planner(*wish)
+    request = ("percy", "x" * 257, LOCAL, False)
+    assert planner(*request) is not planner(*request)
+    assert planner(*request) == planner(*request)
 
 
 async def test_a_misspelt_agent_is_answered_with_the_nearest() -> None:

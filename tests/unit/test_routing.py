@@ -76,7 +76,7 @@ HEALTHS = st.dictionaries(
     ),
 )
 
-WISHES = st.builds(
+REQUESTS = st.builds(
     RouteRequest,
     agent_id=st.sampled_from([*NAMES, "nobody"]),
     capability=st.sampled_from(["plan", "PLAN", "draw", "fly", ""]),
@@ -85,7 +85,7 @@ WISHES = st.builds(
 )
 
 WORLDS = st.tuples(
-    WISHES,
+    REQUESTS,
     st.lists(MANIFESTS, max_size=8),
     HEALTHS,
     st.builds(
@@ -98,11 +98,11 @@ WORLDS = st.tuples(
 
 
 def planned(
-    wish: RouteRequest, manifests: Sequence[Manifest], healths: dict[str, Health], policy: RoutingPolicy
+    request: RouteRequest, manifests: Sequence[Manifest], healths: dict[str, Health], policy: RoutingPolicy
 ) -> RoutePlan | None:
     """The plan, or None if it was refused with one of our errors; anything else fails the test."""
     try:
-        return plan_route(wish, Catalog(manifests), States(**healths), policy)
+        return plan_route(request, Catalog(manifests), States(**healths), policy)
     except FabricError:
         return None
 
@@ -111,12 +111,12 @@ def planned(
 @settings(max_examples=examples(250))
 @given(WORLDS)
 def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
-    wish, manifests, healths, policy = world
-    plan = planned(wish, manifests, healths, policy)
+    request, manifests, healths, policy = world
+    plan = planned(request, manifests, healths, policy)
     if plan is None:
         return
     catalog = Catalog(manifests)
-    asked = catalog.get(wish.agent_id)
+    asked = catalog.get(request.agent_id)
     assert asked is not None
     assert 1 <= len(plan.candidates) <= max(policy.max_attempts, plan.replicas)
     shared = share_load(plan, lambda agent_id: len(agent_id))
@@ -125,16 +125,16 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
     assert len(set(ways)) == len(ways), "nobody is asked twice in the same way"
     for candidate in plan.candidates:
         manifest = candidate.manifest
-        assert find_refusal(wish.principal, manifest, wish.capability) is None
+        assert find_refusal(request.principal, manifest, request.capability) is None
         assert candidate.capability is not None or not manifest.capabilities
-        assert wish.stream or not candidate.stream
+        assert request.stream or not candidate.stream
         if candidate.tier == "pool":
             assert (manifest.pool, manifest.registered_by) == (asked.pool, asked.registered_by)
         if candidate.tier in ("declared", "peer"):
             assert manifest.registered_by in (None, asked.registered_by), "never a stranger's"
         if candidate.tier == "peer":
             assert policy.peers == "capability"
-            for offered in (asked.find_capability(wish.capability), candidate.capability):
+            for offered in (asked.find_capability(request.capability), candidate.capability):
                 assert offered is None or offered.idempotent is True or offered.side_effects in ("none", "reads")
             assert TRUST_RANK[manifest.trust_tier] <= TRUST_RANK[asked.trust_tier]
             assert manifest.agent_id not in asked.fallbacks
@@ -150,14 +150,14 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
 @settings(max_examples=examples(250))
 @given(WORLDS)
 def test_who_was_asked_for_comes_first_unless_offline_or_unable(world: Any) -> None:
-    wish, manifests, healths, policy = world
-    plan = planned(wish, manifests, healths, policy)
+    request, manifests, healths, policy = world
+    plan = planned(request, manifests, healths, policy)
     if plan is None:
         return
-    asked = Catalog(manifests).get(wish.agent_id)
+    asked = Catalog(manifests).get(request.agent_id)
     assert asked is not None
-    is_able = not asked.capabilities or asked.find_capability(wish.capability) is not None
-    status = healths.get(wish.agent_id, Health()).status
+    is_able = not asked.capabilities or asked.find_capability(request.capability) is not None
+    status = healths.get(request.agent_id, Health()).status
     is_well = status != "offline" and not (status == "degraded" and asked.pool is not None)
     assert (plan.skipped is None) is is_able
     if is_able and is_well:
@@ -210,13 +210,13 @@ def test_the_cost_of_a_plan_does_not_grow_with_the_number_of_agents() -> None:
     reads = {}
     for count in (100, 1000, 20_000):
         index = CountingIndex(Catalog(agent(f"a{number}", SAFE) for number in range(count)))
-        plan_route(wish("a50", "plan"), index, States(), ONE_VOCABULARY)
+        plan_route(request("a50", "plan"), index, States(), ONE_VOCABULARY)
         reads[count] = index.reads
     assert len(set(reads.values())) == 1
     assert reads[20_000] < 100
 
 
-def wish(agent_id: str = "percy", capability: str = "plan", *, stream: bool = False, **who: Any) -> RouteRequest:
+def request(agent_id: str = "percy", capability: str = "plan", *, stream: bool = False, **who: Any) -> RouteRequest:
     principal = Principal(**who) if who else LOCAL
     return RouteRequest(agent_id=agent_id, capability=capability, principal=principal, stream=stream)
 
@@ -234,7 +234,7 @@ def plan_for(
 @requirement("001-41")
 def test_declared_fallbacks_come_before_other_agents_with_the_capability() -> None:
     plan = plan_for(
-        wish(), agent("percy", SAFE, fallbacks=("second", "first")), agent("peer", SAFE),
+        request(), agent("percy", SAFE, fallbacks=("second", "first")), agent("peer", SAFE),
         agent("first", "plan"), agent("second", "plan"), policy=ONE_VOCABULARY,
     )  # fmt: skip
     assert names(plan) == ["percy", "second", "first", "peer"]
@@ -243,14 +243,14 @@ def test_declared_fallbacks_come_before_other_agents_with_the_capability() -> No
 
 
 def test_a_fallback_named_twice_or_naming_itself_is_asked_once() -> None:
-    plan = plan_for(wish(), agent("percy", "plan", fallbacks=("b", "percy", "b")), agent("b", "plan"))
+    plan = plan_for(request(), agent("percy", "plan", fallbacks=("b", "percy", "b")), agent("b", "plan"))
     assert names(plan) == ["percy", "b"]
 
 
 @requirement("001-47")
 def test_peers_come_by_health_then_trust_then_latency() -> None:
     plan = plan_for(
-        wish(),
+        request(),
         agent("percy", SAFE, trust_tier="public"), agent("slow", SAFE, trust_tier="org"),
         agent("sick", SAFE, trust_tier="local"), agent("quick", SAFE, trust_tier="org"),
         agent("near", SAFE, trust_tier="local"),
@@ -264,32 +264,35 @@ def test_peers_come_by_health_then_trust_then_latency() -> None:
 @requirement("001-41")
 def test_untrusted_peers_are_refused_with_the_reason_unless_declared() -> None:
     stranger = agent("stranger", "plan", trust_tier="public")
-    plan = plan_for(wish(), agent("percy", SAFE, trust_tier="org"), stranger, policy=ONE_VOCABULARY)
+    plan = plan_for(request(), agent("percy", SAFE, trust_tier="org"), stranger, policy=ONE_VOCABULARY)
     assert names(plan) == ["percy"]
     assert plan.refused[0].agent_id == "stranger"
     assert plan.refused[0].reason == "trust tier 'public' is below 'org' of percy"
-    assert names(plan_for(wish(), agent("percy", "plan", fallbacks=("stranger",)), stranger)) == ["percy", "stranger"]
+    assert names(plan_for(request(), agent("percy", "plan", fallbacks=("stranger",)), stranger)) == [
+        "percy",
+        "stranger",
+    ]
 
 
 @requirement("001-41", "001-20")
 def test_a_caller_from_outside_is_refused_an_inner_agent() -> None:
     with pytest.raises(Forbidden, match="no agent 'percy' for callers of trust tier 'public'"):
-        plan_for(wish(trust="public"), agent("percy", "plan", trust_tier="local"))
+        plan_for(request(trust="public"), agent("percy", "plan", trust_tier="local"))
 
 
 @requirement("001-20")
 def test_scopes_bind_peers_as_well_as_the_agent_asked_for() -> None:
-    limited = wish(trust="local", scp=("agent:percy",))
+    limited = request(trust="local", scp=("agent:percy",))
     plan = plan_for(limited, agent("percy", SAFE), agent("peer", SAFE), policy=ONE_VOCABULARY)
     assert names(plan) == ["percy"]
     assert plan.refused == ()  # the caller is not told of a peer that it may not call
     with pytest.raises(Forbidden):
-        plan_for(wish(trust="local", scp=()), agent("percy", "plan"))
+        plan_for(request(trust="local", scp=()), agent("percy", "plan"))
 
 
 @pytest.mark.parametrize("scope", ["*", "agent:*", "agent:percy", "capability:PLAN-A", "capability:plan_a"])
 def test_a_scope_lets_through_what_it_names(scope: str) -> None:
-    wanted = wish(capability="plan-a", trust="local", scp=(scope,))
+    wanted = request(capability="plan-a", trust="local", scp=(scope,))
     assert names(plan_for(wanted, agent("percy", "plan_a"))) == ["percy"]
 
 
@@ -298,48 +301,48 @@ def test_a_scope_lets_through_what_it_names(scope: str) -> None:
 )
 def test_a_scope_lets_through_nothing_else(scope: str) -> None:
     with pytest.raises(Forbidden):
-        plan_for(wish(capability="plan-a", trust="local", scp=(scope,)), agent("percy", "plan_a"))
+        plan_for(request(capability="plan-a", trust="local", scp=(scope,)), agent("percy", "plan_a"))
 
 
 @requirement("001-41")
 def test_a_stream_may_degrade_to_a_plain_reply_of_the_same_agent() -> None:
     able = Capability(name="plan", streaming=True, idempotent=True)
-    plan = plan_for(wish(stream=True), agent("percy", able))
+    plan = plan_for(request(stream=True), agent("percy", able))
     assert [(c.tier, c.stream) for c in plan.candidates] == [("primary", True), ("degraded", False)]
     once = Capability(name="plan", streaming=True)
-    assert len(plan_for(wish(stream=True), agent("percy", once)).candidates) == 1
+    assert len(plan_for(request(stream=True), agent("percy", once)).candidates) == 1
 
 
 @requirement("001-20")
 def test_an_agent_without_the_capability_is_not_asked_for_it() -> None:
     with pytest.raises(CapabilityNotFound, match=r"it offers: draw"):
-        plan_for(wish(), agent("percy", "draw"))
+        plan_for(request(), agent("percy", "draw"))
     with pytest.raises(CapabilityNotFound):
-        plan_for(wish(), agent("percy", "draw"), agent("peer", "plan"))
-    plan = plan_for(wish(), agent("percy", "draw", fallbacks=("peer",)), agent("peer", "plan"))
+        plan_for(request(), agent("percy", "draw"), agent("peer", "plan"))
+    plan = plan_for(request(), agent("percy", "draw", fallbacks=("peer",)), agent("peer", "plan"))
     assert names(plan) == ["peer"]
     assert plan.skipped == "capability 'plan' is not offered by agent 'percy'"
 
 
 def test_an_agent_that_has_not_said_what_it_offers_is_asked() -> None:
-    plan = plan_for(wish(), agent("percy"))
+    plan = plan_for(request(), agent("percy"))
     assert plan.candidates[0].capability is None
 
 
 def test_an_unknown_agent_is_not_found() -> None:
     with pytest.raises(AgentNotFound):
-        plan_for(wish("nobody"))
+        plan_for(request("nobody"))
 
 
 def test_without_fallback_only_the_agent_itself_is_asked() -> None:
-    plan = plan_for(wish(), agent("percy", "plan", fallbacks=("b",)), agent("b", "plan"),
+    plan = plan_for(request(), agent("percy", "plan", fallbacks=("b",)), agent("b", "plan"),
                     policy=RoutingPolicy(fallback=False))  # fmt: skip
     assert names(plan) == ["percy"]
 
 
 def test_tools_have_no_stand_ins() -> None:
     tool = agent("math.calculate", "plan", category="math", trust_tier="public")
-    assert names(plan_for(wish("math.calculate"), tool, agent("b", "plan"))) == ["math.calculate"]
+    assert names(plan_for(request("math.calculate"), tool, agent("b", "plan"))) == ["math.calculate"]
 
 
 YES, NO, UNSAID = True, False, None

@@ -49,7 +49,7 @@ def test_callers_without_an_identity_are_one() -> None:
     assert shares.count_held_by("anonymous") == 6
 
 
-def test_what_is_given_back_can_be_taken_and_nobody_is_remembered_who_holds_nothing() -> None:
+def test_what_is_given_back_can_be_taken_and_callers_that_hold_nothing_are_forgotten() -> None:
     shares = FairLimit("calls", 4)
     for number in range(1000):
         with shares.hold(f"caller {number}"):

@@ -220,7 +220,7 @@ async def test_while_the_store_is_away_known_agents_stay_and_registering_says_so
 
 
 @requirement("001-37")
-async def test_nobody_registers_under_an_id_that_a_file_or_a_tool_has() -> None:
+async def test_no_caller_registers_under_an_id_that_a_file_or_a_tool_has() -> None:
     node = await Place().node(Listed("agents.yaml", [agent("percy", "reason")])).load()
     for taken in ("percy", "math.calculate"):
         with pytest.raises(Conflict, match="declared in this node's configuration"):
@@ -441,7 +441,7 @@ async def test_a_name_that_leads_elsewhere_later_is_refused_then() -> None:
 
 
 @requirement("001-37")
-async def test_a_named_lease_that_nobody_renews_runs_out_though_the_agent_passes_its_checks() -> None:
+async def test_a_named_lease_that_is_not_renewed_runs_out_though_the_agent_passes_its_checks() -> None:
     place = Place()
     node = await place.node().load()
     await node.registrar.register(remote("percy"), ALICE, lease=10)
@@ -619,7 +619,7 @@ def check(at: float, status: Any, node: str = "a") -> HealthCheck:
         ([check(-900, "online"), check(0, "offline")], Uptime(observed=250, up=150)),
     ],
 )
-def test_uptime_is_counted_where_somebody_looked(checks: list[HealthCheck], expected: Uptime) -> None:
+def test_uptime_is_counted_over_the_time_that_was_checked(checks: list[HealthCheck], expected: Uptime) -> None:
     assert compute_uptime(checks, now=100, max_gap=150) == expected
     assert compute_uptime(checks[::-1], now=100, max_gap=150) == expected
 

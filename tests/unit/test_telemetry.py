@@ -35,7 +35,7 @@ PATIENCE = 30.0
 
 
 class Station:
-    """A waist that is watched: one agent, its log, its metrics."""
+    """A pipeline that is observed: one agent, its log, its metrics."""
 
     def __init__(self, script: Any = ({},), *, payloads: bool = False, **log: Any) -> None:
         self.stream = io.StringIO()
@@ -234,7 +234,7 @@ class Pipe:
 
 
 @requirement("001-48")
-def test_a_stream_that_nobody_reads_blocks_neither_calls_nor_the_end() -> None:
+def test_an_unread_stream_blocks_neither_calls_nor_the_end() -> None:
     pipe = Pipe()
     pipe.fill()
     started = time.monotonic()

@@ -221,7 +221,7 @@ async def test_the_runtime_is_built_from_its_context_and_describes_itself(tmp_pa
             build(stranger, context)
 
 
-def test_every_code_of_a_tool_has_one_of_the_waist() -> None:
+def test_every_code_of_a_tool_has_an_error_code_of_the_node() -> None:
     assert set(CODES.values()) == {"BAD_INPUT", "AUTH_DENIED", "TIMEOUT", "UPSTREAM_ERROR"}
 
 

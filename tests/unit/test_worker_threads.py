@@ -74,7 +74,7 @@ async def test_no_more_waits_than_there_is_room_for() -> None:
         await asyncio.wait_for(asyncio.wait(set(held) - set(refused)), WITHIN)
 
 
-async def test_work_that_nobody_waits_for_keeps_its_thread_until_it_ends_and_what_waited_is_dropped() -> None:
+async def test_abandoned_work_keeps_its_thread_until_it_ends_and_what_waited_is_dropped() -> None:
     free, ran = threading.Event(), list[str]()
     with of(1) as pool:
         [running] = await begun(pool, "greedy", 1, free)

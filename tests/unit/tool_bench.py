@@ -48,7 +48,7 @@ class Bench:
         return data
 
     async def fails(self, tool_id: str, code: str, tool_code: str, **context: Any) -> FabricError:
-        """Expect a failure with this code of the waist and this one of the tool."""
+        """Expect a failure with this code of the node and this one of the tool."""
         with pytest.raises(FabricError) as caught:
             await self(tool_id, **context)
         assert (caught.value.code, caught.value.details.get("tool_error")) == (code, tool_code), caught.value.message

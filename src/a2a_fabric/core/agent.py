@@ -220,7 +220,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def registered_by(self) -> str | None:
-        """Who registered it at run time; None for an agent of the operator's."""
+        """The caller that registered it at run time; None for an agent of the operator's."""
         terms = self.metadata.get(REGISTERED_KEY)
         if terms is None:
             return None

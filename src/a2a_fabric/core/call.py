@@ -45,7 +45,7 @@ _CALLER_DIGITS = 32  # hexadecimal digits, 128 bits
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is calling, on whose behalf, with which scopes. Without `views` it is the envelope's `auth` block."""
+    """The caller, on whose behalf it calls, and its scopes. Without `views` it is the envelope's `auth` block."""
 
     mode: AuthMode = "none"
     principal_id: str | None = None

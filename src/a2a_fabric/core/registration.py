@@ -31,7 +31,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds an agent id, or held it last. `lapsed_at` is None while the registration lives."""
+    """The owner of an agent id, now or last. `lapsed_at` is None while the registration lives."""
 
     owner: str
     registered_at: float

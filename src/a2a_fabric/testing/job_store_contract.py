@@ -201,7 +201,7 @@ class JobStoreContract:
         claimed = await store.jobs.claim(make_claim_request(limit=3, limits={"slow": 1}))
         assert [job.agent_id for job in claimed] == ["slow", "free"]
 
-    async def test_jobs_of_an_owner_who_is_held_back_wait_and_hide_no_others(self, store: Store) -> None:
+    async def test_jobs_of_a_blocked_owner_wait_and_hide_no_others(self, store: Store) -> None:
         """Also if they are many, of the same agent, and more urgent."""
         crowd = (make_new_job("busy", owner="greedy", priority=4) for _ in range(400))
         await asyncio.gather(*(store.jobs.accept(each) for each in crowd))
@@ -333,7 +333,7 @@ class JobStoreContract:
         [second] = await store.jobs.claim(make_claim_request())
         assert (second.attempt, second.fence) == (1, 2)
 
-    async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(self, store: Store) -> None:
+    async def test_a_job_that_waits_for_an_answer_holds_no_worker_and_goes_on_with_it(self, store: Store) -> None:
         job = await accept_and_claim(store)
         question = {"message": "Which one?", "continuation": "c1"}
         await store.jobs.release(
@@ -352,7 +352,7 @@ class JobStoreContract:
         await store.jobs.release(going.fencing_token, make_completed_outcome())
         assert await read_event_log(store, job.job_id) == [(1, "asked"), (2, "answered")]
 
-    async def test_a_part_of_an_answer_is_kept_while_the_job_stays_parked(self, store: Store) -> None:
+    async def test_a_part_of_an_answer_is_kept_while_the_job_waits_for_the_rest(self, store: Store) -> None:
         job = await accept_and_claim(store)
         question = {"message": "Which two?", "continuation": "c1"}
         await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question=question))
@@ -388,7 +388,7 @@ class JobStoreContract:
         assert pulse.cancel_requested
         assert (await store.jobs.release(job.fencing_token, CANCELLED_OUTCOME)).state == "cancelled"
 
-    async def test_a_job_left_just_as_it_was_cancelled_is_given_to_whoever_ends_it(self, store: Store) -> None:
+    async def test_a_job_left_just_as_it_was_cancelled_is_taken_over(self, store: Store) -> None:
         job = await accept_and_claim(store)
         await store.jobs.cancel(job.job_id, CANCELLED_OUTCOME)
         left = await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
@@ -401,7 +401,7 @@ class JobStoreContract:
         await store.jobs.release(again.fencing_token, JobOutcome(state="input_required", question={}))
         assert (await store.jobs.cancel(again.job_id, CANCELLED_OUTCOME)).state == "cancelled"
 
-    async def test_cancelling_what_is_parked_or_ended(self, store: Store) -> None:
+    async def test_cancelling_a_job_that_waits_for_an_answer_or_has_ended(self, store: Store) -> None:
         job = await accept_and_claim(store)
         await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question={"q": 1}))
         assert (await store.jobs.cancel(job.job_id, CANCELLED_OUTCOME)).state == "cancelled"
@@ -409,7 +409,7 @@ class JobStoreContract:
         await store.jobs.release(done.fencing_token, make_completed_outcome())
         assert (await store.jobs.cancel(done.job_id, CANCELLED_OUTCOME)).state == "completed"
 
-    async def test_a_heartbeat_keeps_the_lease_and_tells_who_lost_theirs(self, store: Store) -> None:
+    async def test_a_heartbeat_renews_the_lease_and_tells_a_worker_that_lost_its_own(self, store: Store) -> None:
         kept, lost = await accept_and_claim(store), await accept_and_claim(store, lease=0)
         await store.jobs.take_over(HoldRequest(worker="w2", lease=60))
         pulses = await store.jobs.heartbeat([lost.fencing_token, kept.fencing_token], 3600)
@@ -439,9 +439,7 @@ class JobStoreContract:
         await accept_and_claim(store, lease=60)
         assert await store.jobs.take_over(HoldRequest(worker="w2", lease=60)) == []
 
-    async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_given_to_whoever_ends_it(
-        self, store: Store
-    ) -> None:
+    async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_taken_over(self, store: Store) -> None:
         parked = await accept_and_claim(store, make_new_job(expires_at=time.time() + 0.3))
         await store.jobs.release(parked.fencing_token, JobOutcome(state="input_required", question={}))
         late = make_new_job(expires_at=time.time() - 1)
@@ -554,7 +552,7 @@ class JobStoreContract:
             await store.jobs.accept(make_new_job())
             assert await waiting
 
-    async def test_a_claim_by_whoever_heard_of_new_work_gets_it(self, store: Store) -> None:
+    async def test_a_claim_after_the_notice_of_new_work_gets_it(self, store: Store) -> None:
         with store.notices.watch(WORK_TOPIC) as bell:
             accepting = asyncio.create_task(store.jobs.accept(new := make_new_job()))
             claimed: list[str] = []

@@ -388,7 +388,7 @@ class RegistrationStoreContract:
         assert [each.name for each in kept.manifest.capabilities] == ["fly"]
         assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(capability="reason"))] == []
 
-    async def test_an_agent_whose_lease_ran_out_may_be_registered_by_somebody_else(self, store: Store) -> None:
+    async def test_an_agent_whose_lease_ran_out_may_be_registered_by_another_owner(self, store: Store) -> None:
         await store.registrations.register(make_manifest("percy"), ALICE, lease=0)
         assert (await store.registrations.register(make_manifest("percy"), BOB)).owner == BOB
 
@@ -567,19 +567,19 @@ class RegistrationStoreContract:
         assert await store.messages.list_subscribers("news") == []
         assert await store.messages.list_topics() == []
 
-    async def test_an_heir_of_a_lease_that_ran_out_inherits_nothing_either(self, store: Store) -> None:
+    async def test_the_next_owner_after_a_lease_that_ran_out_inherits_nothing_either(self, store: Store) -> None:
         await left_behind(store)
         await store.registrations.register(make_manifest("percy"), ALICE, lease=0)
         await store.registrations.register(make_manifest("percy"), BOB)
         assert (await store.messages.status(PERCY)).waiting == 0
         assert await store.messages.list_subscribers("news") == []
 
-    async def test_messages_to_an_id_that_nobody_ever_held_wait_for_its_first_owner(self, store: Store) -> None:
+    async def test_messages_to_an_id_that_was_never_held_wait_for_its_first_owner(self, store: Store) -> None:
         await store.messages.subscribe("news", PERCY)
         await store.registrations.register(make_manifest("percy"), BOB, reservation=LONG)
         assert await store.messages.list_subscribers("news") == [PERCY]
 
-    async def test_only_an_owner_s_latest_ids_are_reserved_so_nobody_hoards_them(self, store: Store) -> None:
+    async def test_only_an_owner_s_latest_ids_are_reserved_so_no_owner_hoards_them(self, store: Store) -> None:
         for number in range(4):
             await store.registrations.register(make_manifest(f"percy-{number}"), ALICE)
         for number in range(4):

@@ -1,4 +1,4 @@
-"""Gemini CLI as an agent of runtime `agent-client`: somebody else's way to speak that protocol, with a stub model."""
+"""Gemini CLI as an agent of runtime `agent-client`: another way to speak that protocol, with a stub model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _answer(node: Node, task: str, **more: Any) -> Any:
 async def _described(node: Node) -> None:
     """It takes a while until it has said who it is."""
     async with asyncio.timeout(PATIENCE):
-        while not node.fabric.registry.catalog.agents[0].capabilities:  # noqa: ASYNC110  # nobody tells
+        while not node.fabric.registry.catalog.agents[0].capabilities:  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.1)
 
 
@@ -114,7 +114,7 @@ async def does_only_what_it_may(home: Home) -> None:
             expect(file.exists(), "it has not run what it may")
 
 
-async def asks_whoever_calls(home: Home) -> None:
+async def asks_the_caller(home: Home) -> None:
     async with serving(Gemini()) as model, node_with(home, model, permissions="ask") as node:
         await _described(node)
         first = (await _answer(node, "Task touch."))["result"]["input_required"]
@@ -148,7 +148,7 @@ GEMINI = AgentUnderTest(
         "says who it is, and what it needs": says_who_it_is_and_what_it_needs,
         "answers, streams its words and remembers a conversation": answers_streams_and_remembers,
         "does only what the manifest allows": does_only_what_it_may,
-        "asks whoever calls, and goes on with the answer": asks_whoever_calls,
+        "asks whoever calls, and goes on with the answer": asks_the_caller,
         "stops with the call, and ends with the node": stops_with_the_call_and_ends_with_the_node,
     },
 )

@@ -1,1 +1,1 @@
-"""Other people's MCP clients, installed from npm and run against a live node; nobody needs an account or a network."""
+"""Other people's MCP clients, installed from npm and run against a live node; none needs an account or a network."""

@@ -13,7 +13,7 @@ from tests.matrix.agents.listening import NOWHERE, listening
 
 
 class PlainHTTP(Kind):
-    """Somebody else's agent, which the manifest describes."""
+    """Another author's agent, which the manifest describes."""
 
     runtime = "http"
 
@@ -35,7 +35,7 @@ class EventHTTP(Kind):
 
 
 class DescribedHTTP(Kind):
-    """Somebody else's API, which its OpenAPI document describes."""
+    """Another author's API, which its OpenAPI document describes."""
 
     runtime = "http"
 

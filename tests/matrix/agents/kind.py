@@ -17,7 +17,7 @@ from typing import Any
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import attachment_from_part
 from a2a_fabric.core.result import Part
-from tests.matrix.asking import Question
+from tests.matrix.door_client import Question
 
 TEXT = 'grüß "dich", 世界 \\ \n 🐝'
 REST: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""An ASGI application on a free port of this machine, for as long as somebody needs it."""
+"""An ASGI application on a free port of this machine, for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import uvicorn
 
 from a2a_fabric.web.server import bind_socket, url_from_socket
-from tests.matrix.asking import PATIENCE
+from tests.matrix.door_client import PATIENCE
 
-NOWHERE = "http://127.0.0.1:9/"  # a port at which nobody listens
+NOWHERE = "http://127.0.0.1:9/"  # a port without a listener
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(PATIENCE):
-            while not server.started:  # noqa: ASYNC110  # uvicorn tells nobody
+            while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
                 await asyncio.sleep(0.01)
         yield url_from_socket(listener)
     finally:

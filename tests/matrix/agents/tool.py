@@ -11,7 +11,7 @@ from typing import Any
 from tests.fixtures.agents.plain_http import app
 from tests.matrix.agents.kind import REASON, Asked, Kind, Started
 from tests.matrix.agents.listening import NOWHERE, listening
-from tests.matrix.asking import Question
+from tests.matrix.door_client import Question
 
 SUM = "123456789 ** 2"
 RESULT = {"result": 15241578750190521, "expression": SUM, "type": "int"}

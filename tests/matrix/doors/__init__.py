@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tests.fixtures.node import Node
-from tests.matrix.asking import Face
+from tests.matrix.door_client import DoorClient
 from tests.matrix.doors import a2a, client, directory, fabric, mcp, rest
 
 HANDSHAKE, STATELESS = "legacy", "2026-07-28"
 
-DOORS: Mapping[str, Callable[[Node], Face]] = {
+DOORS: Mapping[str, Callable[[Node], DoorClient]] = {
     "a2a-jsonrpc": lambda node: a2a.OfficialClient(node, "JSONRPC"),
     "a2a-rest": lambda node: a2a.OfficialClient(node, "HTTP+JSON"),
     "a2a-grpc": lambda node: a2a.OfficialClient(node, "GRPC"),

@@ -27,9 +27,9 @@ from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import PART_KINDS, Fallback, Part
 from a2a_fabric.protocols.a2a.models import WirePart, parse_part, render_part, restore_integers
 from tests.fixtures.node import PSK, Node
-from tests.fixtures.plain import TRUSTS_NOBODY
-from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
-from tests.matrix.kept import Kept
+from tests.fixtures.plain import TRUSTS_NO_PROXY
+from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, fallback_of
+from tests.matrix.shared_context import SharedContext
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
 CONTEXT = ClientCallContext(service_parameters={"authorization": HEADERS["Authorization"]})
@@ -118,13 +118,13 @@ def message_of(question: Question) -> dict[str, Any]:
     return {**said, "contextId": new_id()}
 
 
-class OfficialClient(Face):
+class OfficialClient(DoorClient):
     """One client for each agent, made from its card."""
 
     def __init__(self, node: Node, binding: str) -> None:
         self._node = node
         self._binding = binding
-        self._clients: dict[str, Kept[Client]] = {}
+        self._clients: dict[str, SharedContext[Client]] = {}
 
     async def ask(self, question: Question, hear: Hear) -> Outcome:
         try:
@@ -146,7 +146,7 @@ class OfficialClient(Face):
 
     async def _client(self, agent: str) -> Client:
         if agent not in self._clients:
-            self._clients[agent] = Kept(lambda: official(self._node, agent, self._binding))
+            self._clients[agent] = SharedContext(lambda: official(self._node, agent, self._binding))
         return await self._clients[agent].get()
 
     async def aclose(self) -> None:
@@ -155,7 +155,7 @@ class OfficialClient(Face):
 
 
 async def _cancel(client: Client, context_id: str) -> None:
-    """Whoever leaves at once has not heard the task's id yet, but has named the context."""
+    """A client that leaves at once does not have the task's id yet, but has named the context."""
     listed = await client.list_tasks(ListTasksRequest(context_id=context_id), context=CONTEXT)
     for task in listed.tasks:
         with suppress(TaskNotCancelableError):
@@ -170,7 +170,7 @@ def _code_in(error: A2AError) -> str:
 
 @asynccontextmanager
 async def official(node: Node, agent: str, binding: str) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * PATIENCE, verify=TRUSTS_NOBODY) as http:
+    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * PATIENCE, verify=TRUSTS_NO_PROXY) as http:
         card = await A2ACardResolver(http, f"{node.url}/agents/{agent}").get_agent_card()
         config = ClientConfig(
             httpx_client=http,
@@ -184,7 +184,7 @@ async def official(node: Node, agent: str, binding: str) -> AsyncIterator[Client
             await client.close()
 
 
-class OldJSON(Face):
+class OldJSON(DoorClient):
     """Version 0.3 over JSON-RPC, as its clients put it on the wire: streams, and no version in the head."""
 
     def __init__(self, node: Node) -> None:

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from a2a_fabric.client import FabricClient
 from a2a_fabric.core.errors import FabricError
 from tests.fixtures.node import PSK, Node
-from tests.matrix.asking import Face, Hear, Outcome, Question, words_of
+from tests.matrix.door_client import DoorClient, Hear, Outcome, Question, words_of
 
 
-class PythonClient(Face):
+class PythonClient(DoorClient):
     def __init__(self, node: Node) -> None:
         self._client = FabricClient(node.url, PSK)
 

@@ -15,12 +15,12 @@ import msgspec
 
 from a2a_fabric.core.propagation import new_id
 from tests.fixtures.node import PSK, Node
-from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, parts_of, words_of
+from tests.matrix.door_client import DoorClient, Hear, Outcome, Question, fallback_of, parts_of, words_of
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
 
 
-class Directory(Face):
+class Directory(DoorClient):
     def __init__(self, node: Node) -> None:
         self._node = node
 

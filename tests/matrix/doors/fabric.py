@@ -9,7 +9,7 @@ import msgspec
 import websockets
 
 from tests.fixtures.node import PSK, Node
-from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, parts_of, words_of
+from tests.matrix.door_client import DoorClient, Hear, Outcome, Question, fallback_of, parts_of, words_of
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
 PLAINLY = {**HEADERS, "Accept": "application/json"}
@@ -36,7 +36,7 @@ def outcome_of(final: dict[str, Any]) -> Outcome:
     )
 
 
-class Plain(Face):
+class Plain(DoorClient):
     def __init__(self, node: Node) -> None:
         self._node = node
 
@@ -52,7 +52,7 @@ class Plain(Face):
         """The node's fixture owns the connections."""
 
 
-class EventStream(Face):
+class EventStream(DoorClient):
     def __init__(self, node: Node) -> None:
         self._node = node
 
@@ -69,7 +69,7 @@ class EventStream(Face):
         """The node's fixture owns the connections."""
 
 
-class Socket(Face):
+class Socket(DoorClient):
     def __init__(self, node: Node) -> None:
         self._url = node.url.replace("http", "ws", 1) + "/mcp/call"
 

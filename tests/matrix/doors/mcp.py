@@ -20,9 +20,9 @@ from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
 from a2a_fabric.core.result import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
-from tests.fixtures.plain import TRUSTS_NOBODY
-from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
-from tests.matrix.kept import Kept
+from tests.fixtures.plain import TRUSTS_NO_PROXY
+from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, fallback_of
+from tests.matrix.shared_context import SharedContext
 from tests.system.node import COMMAND, environment
 
 NOT_SAID = {"queued", "running", "artifact"}  # how the door tells of what has no words: states, and things made
@@ -33,7 +33,7 @@ Opening = AbstractAsyncContextManager[Client]
 async def over_http(node: Node, mode: str, path: str = "/mcp") -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {PSK}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=2 * PATIENCE, verify=TRUSTS_NOBODY) as http,
+        httpx2.AsyncClient(headers=headers, timeout=2 * PATIENCE, verify=TRUSTS_NO_PROXY) as http,
         Client(streamable_http_client(node.url + path, http_client=http), mode=mode) as connected,
     ):
         yield connected
@@ -55,11 +55,11 @@ async def over_stdio(node: Node) -> AsyncIterator[Client]:
             yield connected
 
 
-class WholeNode(Face):
+class WholeNode(DoorClient):
     """Every capability is a tool; one connection for everything."""
 
     def __init__(self, connect: Callable[[], Opening]) -> None:
-        self._client = Kept(connect)
+        self._client = SharedContext(connect)
         self._names: dict[str, str] = {}
 
     async def ask(self, question: Question, hear: Hear) -> Outcome:
@@ -78,18 +78,18 @@ class WholeNode(Face):
         await self._client.aclose()
 
 
-class OneAgent(Face):
+class OneAgent(DoorClient):
     """`/agents/ID/mcp`: a connection for each agent, its capabilities under their own names."""
 
     def __init__(self, node: Node, mode: str) -> None:
         self._node = node
         self._mode = mode
-        self._clients: dict[str, Kept[Client]] = {}
+        self._clients: dict[str, SharedContext[Client]] = {}
 
     async def ask(self, question: Question, hear: Hear) -> Outcome:
         agent = question.agent
         if agent not in self._clients:
-            self._clients[agent] = Kept(lambda: over_http(self._node, self._mode, f"/agents/{agent}/mcp"))
+            self._clients[agent] = SharedContext(lambda: over_http(self._node, self._mode, f"/agents/{agent}/mcp"))
         return await ask_tool(await self._clients[agent].get(), question.capability, question, hear)
 
     async def aclose(self) -> None:

@@ -13,12 +13,12 @@ import msgspec
 
 from a2a_fabric.runtimes.rest import parts_from_wire
 from tests.fixtures.node import PSK, Node
-from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, words_of
+from tests.matrix.door_client import DoorClient, Hear, Outcome, Question, fallback_of, words_of
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
 
 
-class RestTasks(Face):
+class RestTasks(DoorClient):
     def __init__(self, node: Node) -> None:
         self._node = node
 

@@ -34,5 +34,5 @@ async def test_a_call_without_time_says_nothing_about_an_agent_of_any_runtime() 
                 assert health.failures <= failures + 1, (agent_id, health, told)  # one by the first look, if any
                 manifest = node.fabric.registry.catalog.get(agent_id)
                 assert manifest is not None
-                berth = node.fabric.runtime_pool.get_live_runtime(manifest)
-                assert berth.gate.breaker is CLOSED_BREAKER, (agent_id, berth.gate.breaker, told)
+                live_runtime = node.fabric.runtime_pool.get_live_runtime(manifest)
+                assert live_runtime.gate.breaker is CLOSED_BREAKER, (agent_id, live_runtime.gate.breaker, told)

@@ -31,7 +31,7 @@ After = Annotated[
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes: the caller, an agent of the caller's, or a sender that the operator allows."""
+    """The sender of a message: the caller, an agent of the caller's, or a sender that the operator allows."""
 
     id: Name
     type: PartyType = "client"

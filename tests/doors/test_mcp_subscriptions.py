@@ -20,11 +20,11 @@ from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Manifest
+from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_servers import watched
 from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
-from tests.fixtures.nursery.nursing import born
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
@@ -46,7 +46,7 @@ def agent(agent_id: str, **endpoint: Any) -> dict[str, Any]:
 
 def program() -> list[str]:
     """With a page to watch too, on stdio."""
-    return born("tests.fixtures.mcp_servers.watched")
+    return forked_command("tests.fixtures.mcp_servers.watched")
 
 
 def ours(agent_id: str, uri: str = PAGE) -> str:
@@ -175,7 +175,7 @@ async def test_a_listener_is_told_of_what_it_named(node: Node, connect: Connect,
 
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
-async def test_a_server_is_told_when_nobody_watches_any_more(node: Node) -> None:
+async def test_a_server_is_told_when_no_client_is_subscribed_any_more(node: Node) -> None:
     async def seen(connected: Client) -> str:
         return words(await connected.call_tool("old_subscribed", {}))
 
@@ -189,10 +189,10 @@ async def test_a_server_is_told_when_nobody_watches_any_more(node: Node) -> None
             await unsubscribe(first, ours("old"))
             assert await seen(looking) == PAGE
 
-        async def nobody_watches() -> bool:
+        async def no_client_watches() -> bool:
             return await seen(looking) == "nothing"
 
-        await eventually(nobody_watches)
+        await eventually(no_client_watches)
 
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
@@ -239,7 +239,7 @@ async def test_a_manifest_is_watched_with_the_status_of_its_agent(node: Node, co
             assert msgspec.json.decode(read.text)["description"] == "Thinks twice."
 
 
-async def test_watching_goes_on_when_the_server_comes_back_or_is_replaced() -> None:
+async def test_a_subscription_goes_on_when_the_server_comes_back_or_is_replaced() -> None:
     manifests = [agent("files", command=program(), backoff=0.1)]
     async with running(manifests=manifests, config=CONFIG) as own, client(own, "2026-07-28") as connected:
 
@@ -254,7 +254,7 @@ async def test_watching_goes_on_when_the_server_comes_back_or_is_replaced() -> N
         async with connected.listen(resource_subscriptions=[ours("files")]) as news:
             assert news.honored.resource_subscriptions == [ours("files")]
             await connected.call_tool("files_die", {})
-            assert await anext(news) == ResourceUpdated(uri=ours("files"))  # nobody knows what was missed
+            assert await anext(news) == ResourceUpdated(uri=ours("files"))  # what was missed is unknown
             await connected.call_tool("files_touch", {"uri": PAGE})
             assert await anext(news) == ResourceUpdated(uri=ours("files"))
             replaced = msgspec.convert(agent("files", command=program(), backoff=0.2), Manifest)
@@ -328,19 +328,19 @@ async def test_a_server_that_waits_is_told_when_the_client_leaves_without_an_ans
         await asyncio.Event().wait()
         raise AssertionError
 
-    parking = node.fabric.runtime_pool.find_runtime("old")._pending_questions  # type: ignore[union-attr]
-    before = len(parking)
+    pending = node.fabric.runtime_pool.find_runtime("old")._pending_questions  # type: ignore[union-attr]
+    before = len(pending)
     async with socket_client(node, "legacy", elicitation_callback=silent) as connected:
         waiting = asyncio.ensure_future(connected.get_prompt("old_ask"))
         await asyncio.wait_for(asked.wait(), PATIENCE)
-        assert len(parking) == before + 1
+        assert len(pending) == before + 1
         waiting.cancel()
         await asyncio.wait([waiting])
 
-        async def nobody_waits() -> bool:
-            return len(parking) == before
+        async def no_client_waits() -> bool:
+            return len(pending) == before
 
-        await eventually(nobody_waits)
+        await eventually(no_client_waits)
 
 
 async def test_a_question_is_answered_only_by_whom_it_was_put_to(node: Node) -> None:
@@ -396,11 +396,11 @@ async def test_no_schema_of_ours_is_without_a_type(node: Node) -> None:
             assert list(untyped(schema, tool.name)) == []
 
 
-_SAYING = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "not")
+_TYPE_KEYWORDS = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "not")
 
 
 def untyped(schema: Any, path: str) -> Any:
-    if not any(word in schema for word in _SAYING) or isinstance(schema.get("type"), list):
+    if not any(word in schema for word in _TYPE_KEYWORDS) or isinstance(schema.get("type"), list):
         yield path
     for word in ("properties", "$defs"):
         for name, inner in schema.get(word, {}).items():

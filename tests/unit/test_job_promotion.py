@@ -18,8 +18,8 @@ from tests.unit.made import call
 PATIENCE = 20.0
 
 
-class House:
-    """An agent that says what it is told to, and a desk that takes its time to write a job down."""
+class PromotionSetup:
+    """An agent that says what it is told to, and a store that takes its time to write a job."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(time.time)
@@ -80,65 +80,65 @@ class House:
 
 
 async def test_what_is_said_while_the_job_is_written_down_is_in_its_log_too() -> None:
-    house = House()
+    setup = PromotionSetup()
     async with asyncio.timeout(PATIENCE):
-        house.say("before")
-        calling = house.begun(0.05)
-        await house.asked_to_write.wait()
-        house.say("meanwhile")
-        await house.words.join()
-        house.may_write.set()
+        setup.say("before")
+        calling = setup.begun(0.05)
+        await setup.asked_to_write.wait()
+        setup.say("meanwhile")
+        await setup.words.join()
+        setup.may_write.set()
         job = await calling
-        house.say("after")
+        setup.say("after")
         assert isinstance(job, JobSummary)
-        assert await house.written() == [(1, "before"), (2, "meanwhile"), (3, "after")]
-        assert house.heard == ["before"]  # the rest is after the number that the handle shows
+        assert await setup.written() == [(1, "before"), (2, "meanwhile"), (3, "after")]
+        assert setup.heard == ["before"]  # the rest is after the number that the handle shows
         assert job.events == 1
 
 
 async def test_a_call_that_says_very_much_becomes_a_job_before_its_time() -> None:
-    house = House()
-    house.may_write.set()
+    setup = PromotionSetup()
+    setup.may_write.set()
     async with asyncio.timeout(PATIENCE):
-        calling = house.begun(3600.0)
-        house.say(*(str(number) for number in range(5000)))
+        calling = setup.begun(3600.0)
+        setup.say(*(str(number) for number in range(5000)))
         assert isinstance(await calling, JobSummary)
-        assert await house.written() == [(number + 1, str(number)) for number in range(5000)]
+        assert await setup.written() == [(number + 1, str(number)) for number in range(5000)]
 
 
 async def test_a_call_that_cannot_become_a_job_is_waited_for_as_any_other() -> None:
-    house = House()
-    house.is_away = True
-    house.may_write.set()
+    setup = PromotionSetup()
+    setup.is_away = True
+    setup.may_write.set()
     async with asyncio.timeout(PATIENCE):
-        calling = house.begun(0.01)
-        await house.asked_to_write.wait()
-        house.say("word")
-        house.words.put_nowait(None)
+        calling = setup.begun(0.01)
+        await setup.asked_to_write.wait()
+        setup.say("word")
+        setup.words.put_nowait(None)
         assert await calling == Result(data={"answer": "done"})
-        assert house.heard == ["word"]
+        assert setup.heard == ["word"]
 
 
 async def test_who_leaves_while_a_call_fails_to_become_a_job_takes_its_work_along() -> None:
-    house = House()
-    house.is_away = True
+    setup = PromotionSetup()
+    setup.is_away = True
     async with asyncio.timeout(PATIENCE):
-        calling = house.begun(0.01)
-        await house.asked_to_write.wait()
+        calling = setup.begun(0.01)
+        await setup.asked_to_write.wait()
         calling.cancel()
         await asyncio.wait({calling})
-        house.may_write.set()
-        await house.cancelled.wait()
+        setup.may_write.set()
+        await setup.cancelled.wait()
 
 
 async def test_who_leaves_while_a_call_becomes_a_job_leaves_the_work_to_it() -> None:
-    house = House()
+    setup = PromotionSetup()
     async with asyncio.timeout(PATIENCE):
-        calling = house.begun(0.01)
-        await house.asked_to_write.wait()
+        calling = setup.begun(0.01)
+        await setup.asked_to_write.wait()
         calling.cancel()
         await asyncio.wait({calling})
-        house.may_write.set()
-        await house.is_adopted.wait()
-        house.say("on")
-        assert await house.written() == [(1, "on")]
+        setup.may_write.set()
+        await setup.is_adopted.wait()
+        setup.say("on")
+        assert await setup.written() == [(1, "on")]

@@ -16,19 +16,19 @@ def words(text: str) -> Part:
 
 
 def told(*parts: Part) -> AnswerDiff:
-    saying = AnswerDiff()
+    diff = AnswerDiff()
     for part in parts:
-        saying.add(part)
-    return saying
+        diff.add(part)
+    return diff
 
 
 @pytest.mark.parametrize("length", [1, LONG_ANSWER_BYTES])
 def test_an_answer_that_begins_as_it_was_told_goes_on_from_there(length: int) -> None:
-    saying = told(words("a" * length), words("b"), IMAGE, words("c"))
+    diff = told(words("a" * length), words("b"), IMAGE, words("c"))
     begun = (words("a" * length + "b"), IMAGE, words("c"))
-    assert saying.find_remainder(begun) == ()
-    assert saying.find_remainder((*begun, TABLE)) == (TABLE,)
-    assert saying.to_parts() == (begun if length == 1 else None)
+    assert diff.find_remainder(begun) == ()
+    assert diff.find_remainder((*begun, TABLE)) == (TABLE,)
+    assert diff.to_parts() == (begun if length == 1 else None)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_any_other_takes_its_place(answer: tuple[Part, ...]) -> None:
 
 
 def test_where_nothing_was_told_all_is_left() -> None:
-    saying = AnswerDiff()
-    assert saying.is_empty
-    assert saying.to_parts() == ()
-    assert saying.find_remainder((IMAGE, TABLE)) == (IMAGE, TABLE)
+    diff = AnswerDiff()
+    assert diff.is_empty
+    assert diff.to_parts() == ()
+    assert diff.find_remainder((IMAGE, TABLE)) == (IMAGE, TABLE)
 
 
 def test_data_is_the_same_in_whatever_order_its_keys_are() -> None:

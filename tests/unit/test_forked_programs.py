@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from subprocess import PIPE
 
-from tests.fixtures.nursery.nursing import born
+from tests.fixtures.forked.commands import forked_command
 
 PATIENCE = 30.0
 
 
 def start(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(born(*words, knowing=()), stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    return subprocess.Popen(forked_command(*words, imports=()), stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 def test_it_reads_and_writes_its_pipes_and_ends_with_its_own_code() -> None:
@@ -27,13 +27,13 @@ def test_it_reads_and_writes_its_pipes_and_ends_with_its_own_code() -> None:
 
 
 def test_it_is_where_it_was_started_with_what_it_was_given(tmp_path: Path) -> None:
-    command = born("timeit", "-n1", "-r1", "import os; print(os.getcwd(), os.environ['WORD'])", knowing=())
+    command = forked_command("timeit", "-n1", "-r1", "import os; print(os.getcwd(), os.environ['WORD'])", imports=())
     env = {**os.environ, "WORD": "here"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=PATIENCE, check=True)
     assert done.stdout.decode().startswith(f"{tmp_path} here\n")
 
 
-def test_whoever_kills_the_stand_in_ends_the_program() -> None:
+def test_killing_the_stand_in_ends_the_program() -> None:
     with start("json.tool") as process:
         assert process.stdin is not None
         assert process.stdout is not None

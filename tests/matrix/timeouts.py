@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.matrix.agents import RUNTIMES
-from tests.matrix.asking import PATIENCE, Face, Outcome, Question, ignore
 from tests.matrix.bench import Bench
+from tests.matrix.door_client import PATIENCE, DoorClient, Outcome, Question, ignore
 from tests.matrix.table import exception
 
 LIMIT = 3.0  # seconds: long enough for an agent to fall asleep first, except on a very busy machine
@@ -17,8 +17,8 @@ _EARLY = 2.0
 
 
 @dataclass
-class Sleeper:
-    """`fell_asleep`: so long before its time was up that whoever asked could know of it."""
+class SleepingCall:
+    """`fell_asleep`: so long before its time was up that the caller could know of it."""
 
     note: Path
     asking: asyncio.Future[Outcome]
@@ -28,13 +28,13 @@ class Sleeper:
         self.fell_asleep = self.note.exists() and asyncio.get_running_loop().time() < at_latest
 
 
-class Sleepers:
+class SleepingCalls:
     def __init__(self, bench: Bench, wanted: Collection[tuple[str, str]]) -> None:
         self._bench = bench
         self._wanted = wanted
-        self._started: dict[tuple[str, str], Sleeper] = {}
+        self._started: dict[tuple[str, str], SleepingCall] = {}
 
-    def __call__(self, door: str, runtime: str) -> Sleeper:
+    def __call__(self, door: str, runtime: str) -> SleepingCall:
         """The one of this pair; the first question starts them all."""
         if not self._started:
             self._started = {pair: self._start(*pair) for pair in self._wanted}
@@ -43,17 +43,17 @@ class Sleepers:
     async def aclose(self) -> None:
         await asyncio.gather(*(each.asking for each in self._started.values()), return_exceptions=True)
 
-    def _start(self, door: str, runtime: str) -> Sleeper:
+    def _start(self, door: str, runtime: str) -> SleepingCall:
         note = self._bench.new_file()
         question = replace(RUNTIMES[runtime].sleeping(note), timeout=LIMIT)
         is_hopeless = exception(door, runtime, "timeout") is not None
         patience = 3 * LIMIT if is_hopeless else PATIENCE
-        sleeper = Sleeper(note, asyncio.ensure_future(_within(patience, self._bench.faces[door], question)))
+        sleeper = SleepingCall(note, asyncio.ensure_future(_within(patience, self._bench.clients[door], question)))
         loop = asyncio.get_running_loop()
         loop.call_later(_EARLY, sleeper.look, loop.time() + (_EARLY + LIMIT) / 2)
         return sleeper
 
 
-async def _within(patience: float, face: Face, question: Question) -> Outcome:
+async def _within(patience: float, client: DoorClient, question: Question) -> Outcome:
     async with asyncio.timeout(patience):
-        return await face.ask(question, ignore)
+        return await client.ask(question, ignore)

@@ -38,7 +38,7 @@ class Outcome:
     fallback: Fallback | None = None
 
 
-class Face(Protocol):
+class DoorClient(Protocol):
     """A real client of one door's protocol."""
 
     async def ask(self, question: Question, hear: Hear) -> Outcome:

@@ -21,10 +21,10 @@ from a2a_fabric.testing import ScriptedRuntime
 from tests.unit.made import States, call
 
 
-class Waist:
+class ScriptedRoute:
     def __init__(
         self,
-        *fleet: tuple[Manifest, Any],
+        *agents: tuple[Manifest, Any],
         policy: RoutingPolicy | None = None,
         budget: RetryBudget | None = None,
         **known: Health,
@@ -32,8 +32,8 @@ class Waist:
         self.health = States(**known)
         self.busy: dict[str, int] = {}
         self.fell_back: list[tuple[str, str, str]] = []
-        self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
-        catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy(retries=budget or RetryBudget())
+        self.runtimes = {m.agent_id: _runtime(m, script) for m, script in agents}
+        catalog, rules = Catalog(m for m, _ in agents), policy or RoutingPolicy(retries=budget or RetryBudget())
         self._route = RoutingHandler(
             lambda agent_id, capability, principal, stream, any_agent=False: plan_route(
                 RouteRequest(

@@ -1,4 +1,4 @@
-"""When there are too many MCP sessions, the idlest one of the caller who has most is closed, and nobody is kept out."""
+"""When there are too many MCP sessions, the idlest one of the caller with most is closed: no caller is kept out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def at(percy: Percy, mcp: dict[str, Any] | None = None, **limits: Any) -> 
 
 
 async def opened(node: Node, token: str, path: str = "/mcp") -> Session:
-    """A session that nobody ever ends."""
+    """A session that is never ended."""
     session = Session(node, "2025-06-18", path, token)
     async with asyncio.timeout(PATIENCE):
         return await session.__aenter__()
@@ -62,7 +62,7 @@ async def lives(session: Session) -> bool:
 
 @requirement("001-52")
 @pytest.mark.parametrize("path", ["/mcp", "/agents/percy/mcp", "/agents/tiny/mcp"])
-async def test_one_callers_idle_sessions_keep_nobody_from_opening_one(percy: Percy, path: str) -> None:
+async def test_one_callers_idle_sessions_keep_no_other_caller_from_opening_one(percy: Percy, path: str) -> None:
     async with at(percy) as node:
         left = [await opened(node, GREEDY, path) for _ in range(MOST + 3)]
         honest = await opened(node, HONEST, path)
@@ -143,7 +143,7 @@ def subscribing(uri: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 8, "method": "resources/subscribe", "params": {"uri": uri}}
 
 
-async def test_who_subscribes_to_as_much_as_it_can_leaves_room_for_others(percy: Percy) -> None:
+async def test_a_caller_that_subscribes_to_as_much_as_it_can_leaves_room_for_others(percy: Percy) -> None:
     others = [Percy(f"other-{number}").agent for number in range(8)]
     config = {"auth": {"keys": KEYS}, "limits": {"subscriptions": 4}}
     async with running(percy.agent, *others, config=config) as node:

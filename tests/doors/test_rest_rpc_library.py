@@ -72,7 +72,7 @@ async def test_a_task_is_executed_as_json_or_as_events(client: Client) -> None:
     assert seen[-1][0] == "close"
 
 
-async def test_whoever_names_a_token_or_an_event_gets_events(client: Client) -> None:
+async def test_a_client_that_names_a_token_or_an_event_gets_events(client: Client) -> None:
     task = {"id": "t-2", "name": "shout", "agentId": "percy", "parts": parts("hi")}
     seen = await streamed(client, "executeTask", {"task": task, "authToken": "t"})
     assert seen[-1][0] == "close"

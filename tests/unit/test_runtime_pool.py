@@ -125,7 +125,7 @@ async def test_a_busy_agent_refuses_what_is_too_much_and_goes_on() -> None:
     assert await ask() is None
 
 
-async def test_closing_the_fleet_closes_every_runtime_even_if_one_fails_to() -> None:
+async def test_closing_the_pool_closes_every_runtime_even_if_one_fails_to() -> None:
     class Stubborn(ScriptedRuntime):
         async def aclose(self) -> None:
             await super().aclose()

@@ -26,12 +26,12 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
 
 from a2a_fabric.core.agent import Manifest
+from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import client, socket_client
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.mcp_servers.serving import odd, serving
 from tests.fixtures.mcp_servers.shelves import make
 from tests.fixtures.node import Node, eventually, running
-from tests.fixtures.nursery.nursing import born
 from tests.system.node import COMMAND, environment
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
@@ -55,7 +55,7 @@ def agent(agent_id: str, **endpoint: Any) -> dict[str, Any]:
 
 def program() -> list[str]:
     """With shelves too, on stdio."""
-    return born("tests.fixtures.mcp_servers.shelves")
+    return forked_command("tests.fixtures.mcp_servers.shelves")
 
 
 @asynccontextmanager
@@ -238,7 +238,7 @@ async def test_arguments_are_completed_by_the_server_that_wants_them(node: Node,
 
 
 @eras
-async def test_what_nobody_has_is_refused(node: Node, mode: str) -> None:
+async def test_prompts_and_resources_that_no_server_has_are_refused(node: Node, mode: str) -> None:
     async with client(node, mode) as connected:
         for name in ("nobody", "files_nothing", "files.nothing", "summarise", "x" * 10_000):
             error = await refused(connected.get_prompt(name))
@@ -268,7 +268,7 @@ async def test_lists_and_contents_are_advertised_as_changing(node: Node, mode: s
     assert offered.completions is not None
 
 
-async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
+async def test_dead_slow_and_crashing_servers_hide_and_delay_no_other_server() -> None:
     bad = [
         agent("mute", command=odd("mute")),
         agent("crashing", command=odd("crashing"), backoff=60),
@@ -282,7 +282,7 @@ async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
         assert owners == set(AGENTS)
         await connected.list_resources()
         await connected.list_resource_templates()
-        assert time.monotonic() - started < 15  # nobody waits for those who do not answer
+        assert time.monotonic() - started < 15  # no request waits for servers that do not answer
 
 
 @eras
@@ -479,7 +479,7 @@ async def test_a_question_that_a_client_cannot_be_asked_is_an_error(node: Node) 
             assert error.data["error"]["details"]["input_requests"]["who"]["method"] == "elicitation/create"
 
 
-async def test_a_cancelled_request_harms_nobody(node: Node) -> None:
+async def test_a_cancelled_request_harms_no_other_request(node: Node) -> None:
     async with socket_client(node, "legacy") as connected:
         before = text_of(await connected.get_prompt("files_who"))
         asking = asyncio.ensure_future(connected.get_prompt("files_who"))

@@ -1,4 +1,4 @@
-"""The message desk when its store is not what it should be."""
+"""Messages when their store is not what it should be."""
 
 from __future__ import annotations
 

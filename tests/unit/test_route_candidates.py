@@ -12,7 +12,7 @@ from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, must
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import LOCAL, Heard, States, agent, call
-from tests.unit.waist import Waist
+from tests.unit.scripted_route import ScriptedRoute
 
 DECLARED = RoutingPolicy()
 ONE_VOCABULARY = RoutingPolicy(peers="capability")
@@ -31,8 +31,8 @@ def planned(
     any_agent: bool = False,
     **healths: Health,
 ) -> RoutePlan:
-    wish = RouteRequest(agent_id=agent_id, capability="plan", principal=LOCAL, any_agent=any_agent)
-    return plan_route(wish, Catalog(manifests, learnt), States(**healths), policy)
+    request = RouteRequest(agent_id=agent_id, capability="plan", principal=LOCAL, any_agent=any_agent)
+    return plan_route(request, Catalog(manifests, learnt), States(**healths), policy)
 
 
 def names(plan: RoutePlan) -> list[str]:
@@ -155,20 +155,20 @@ class TestPools:
         assert plan.replicas == 0, "one alone shares with nobody"
 
     async def test_sharing_work_is_told_in_the_metadata_and_not_as_a_failure(self) -> None:
-        waist = Waist((self.POOL[0], {"answer": "busy one"}), (self.POOL[1], {"answer": "idle one"}))
-        waist.busy = {"percy": 3}
-        result = await waist(call(capability="plan"))
+        route = ScriptedRoute((self.POOL[0], {"answer": "busy one"}), (self.POOL[1], {"answer": "idle one"}))
+        route.busy = {"percy": 3}
+        result = await route(call(capability="plan"))
         assert result.fallback is not None
         assert (result.fallback.used, result.fallback.shared) == ("alpha", True)
         assert result.fallback.note is None
-        assert waist.fell_back == [("percy", "alpha", "shared")]
+        assert route.fell_back == [("percy", "alpha", "shared")]
 
     async def test_a_replica_takes_over_when_another_fails_and_that_is_said(self) -> None:
-        waist = Waist((self.POOL[0], AgentOffline("gone")), (self.POOL[1], {"answer": "x"}))
-        result = await waist(call(capability="plan"))
+        route = ScriptedRoute((self.POOL[0], AgentOffline("gone")), (self.POOL[1], {"answer": "x"}))
+        result = await route(call(capability="plan"))
         assert result.fallback is not None
         assert result.fallback.note == "Note: answered by agent 'alpha' instead of 'percy' (offline)."
-        assert waist.fell_back == [("percy", "alpha", "offline")]
+        assert route.fell_back == [("percy", "alpha", "offline")]
 
 
 class TestTheDeadline:
@@ -181,20 +181,20 @@ class TestTheDeadline:
         assert not must_leave_time(plan, 0)
         assert must_leave_time(planned(percy, agent("backup", self.SLOW)), 0)
 
-    def test_an_agent_that_nobody_may_follow_after_a_timeout_gets_all_of_the_time(self) -> None:
+    def test_an_agent_without_a_next_candidate_after_a_timeout_gets_all_of_the_time(self) -> None:
         once = Capability(name="plan", idempotent=False)
         plan = planned(agent("percy", once, fallbacks=("backup",)), agent("backup", once))
         assert not must_leave_time(plan, 0)
 
     @requirement("001-44")
     async def test_the_agent_gets_the_whole_time_if_its_fallback_is_offline(self) -> None:
-        waist = Waist(
+        route = ScriptedRoute(
             (agent("percy", self.SLOW, fallbacks=("backup",)), {}),
             (agent("backup", self.SLOW), {}),
             backup=Health(status="offline"),
         )
-        await waist(call(capability="plan", timeout_ms=8000))
-        assert waist.runtimes["percy"].calls[0].target.timeout_ms > 7500
+        await route(call(capability="plan", timeout_ms=8000))
+        assert route.runtimes["percy"].calls[0].target.timeout_ms > 7500
 
 
 @requirement("001-38")
@@ -203,37 +203,37 @@ class TestTheDeadline:
 async def test_a_refusal_is_the_answer_whatever_fallbacks_exist(side_effects: Any, idempotent: bool | None) -> None:
     capability = Capability(name="reason", side_effects=side_effects, idempotent=idempotent)
     no = UpstreamRefused("you may not delete that", upstream_code=403)
-    waist = Waist((agent("percy", capability, fallbacks=("b",)), no), (agent("b", capability), {}))
-    assert await waist.fails() is no
-    assert waist.asked == {"percy": 1}
+    route = ScriptedRoute((agent("percy", capability, fallbacks=("b",)), no), (agent("b", capability), {}))
+    assert await route.fails() is no
+    assert route.asked == {"percy": 1}
 
 
 async def test_the_refusal_of_a_fallback_is_not_replaced_either() -> None:
     no = UpstreamRefused("not here")
-    waist = Waist(
+    route = ScriptedRoute(
         (agent("percy", "reason", fallbacks=("b", "c")), AgentOffline("x")),
         (agent("b", "reason"), no),
         (agent("c", "reason"), {}),
     )
-    assert await waist.fails() is no
+    assert await route.fails() is no
     assert no.details["attempts"] == ["percy@local: offline", "b@local: upstream_error"]
 
 
 @pytest.mark.parametrize("error", [UpstreamFailed("HTTP 500"), CallTimeout(1)])
 async def test_what_writes_and_may_have_run_is_not_repeated(error: UpstreamFailed | CallTimeout) -> None:
     writes = Capability(name="reason", side_effects="writes")
-    waist = Waist((agent("percy", writes, fallbacks=("b",)), error), (agent("b", writes), {}))
-    assert await waist.fails() is error
-    assert waist.asked == {"percy": 1}
+    route = ScriptedRoute((agent("percy", writes, fallbacks=("b",)), error), (agent("b", writes), {}))
+    assert await route.fails() is error
+    assert route.asked == {"percy": 1}
 
 
 async def test_a_broken_reply_moves_on_and_a_listening_caller_hears_of_it() -> None:
     safe = Capability(name="reason", streaming=True, idempotent=True)
-    waist = Waist(
+    route = ScriptedRoute(
         (agent("percy", safe, fallbacks=("b",)), UpstreamFailed("HTTP 500")), (agent("b", safe), {"answer": "ok"})
     )
     heard = Heard()
-    result = await waist(call(stream=True), heard)
+    result = await route(call(stream=True), heard)
     assert result.fallback is not None
     assert (result.fallback.used, result.fallback.reason) == ("b", "failed")
     assert heard.of("status")[1]["fallback"] == "b"

@@ -55,7 +55,7 @@ async def test_older_versions_are_the_sdks(node: Node, version: str) -> None:
         assert await kind_of(session, tools_call()) == (200, "text/event-stream")
 
 
-async def test_whoever_wants_progress_or_logs_gets_a_stream(node: Node) -> None:
+async def test_a_client_that_wants_progress_or_logs_gets_a_stream(node: Node) -> None:
     async with Session(node) as session:
         with_progress = {**CALL, "_meta": {"progressToken": 1}}
         assert await kind_of(session, tools_call(with_progress)) == (200, "text/event-stream")
@@ -72,7 +72,7 @@ async def test_an_unknown_tool_is_the_protocols_error_as_before(node: Node) -> N
     assert "nobody_knows" in answer["error"]["message"]
 
 
-async def test_a_session_belongs_to_whoever_opened_it_and_ends_when_it_is_ended(node: Node) -> None:
+async def test_a_session_belongs_to_the_caller_that_opened_it_and_ends_when_it_is_ended(node: Node) -> None:
     async with Session(node) as session:
         assert await kind_of(session, tools_call(), Authorization=f"Bearer {OTHER}") == (404, "application/json")
         assert await kind_of(session, tools_call(), Authorization=f"Bearer {PSK}") == (200, "application/json")
@@ -90,23 +90,23 @@ def message(method: str, request_id: int | None = None) -> McpMessage:
 
 def test_now_and_then_a_call_goes_to_the_sdk_so_that_the_session_lives() -> None:
     clock, alice = FakeClock(), Principal(mode="psk", principal_id="alice")
-    seats = FastSessions(100.0, clock)
+    sessions = FastSessions(100.0, clock)
     call = message("tools/call", 1)
-    assert seats.find(head(), 1, alice) is None
-    seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
-    assert seats.find(head(), 1, alice) is not None
+    assert sessions.find(head(), 1, alice) is None
+    sessions.observe_reply(head(), message("notifications/initialized"), alice, 202)
+    assert sessions.find(head(), 1, alice) is not None
     clock.advance(25)
-    assert seats.find(head(), 1, alice) is None
-    seats.observe_reply(head(), call, alice, 200)
-    assert seats.find(head(), 1, alice) is not None
-    seats.observe_reply(head(), call, alice, 404)
-    assert seats.find(head(), 1, alice) is None
+    assert sessions.find(head(), 1, alice) is None
+    sessions.observe_reply(head(), call, alice, 200)
+    assert sessions.find(head(), 1, alice) is not None
+    sessions.observe_reply(head(), call, alice, 404)
+    assert sessions.find(head(), 1, alice) is None
 
 
-def test_who_is_not_the_opener_has_no_seat() -> None:
+def test_a_session_is_fast_only_for_the_caller_that_opened_it() -> None:
     alice, bob = Principal(mode="psk", principal_id="alice"), Principal(mode="psk", principal_id="bob")
-    seats = FastSessions(100.0)
-    seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
-    assert seats.find(head(), 1, bob) is None
-    assert seats.find(head(version="2025-06-18"), 1, alice) is None
-    assert seats.find(head("s2"), 1, alice) is None
+    sessions = FastSessions(100.0)
+    sessions.observe_reply(head(), message("notifications/initialized"), alice, 202)
+    assert sessions.find(head(), 1, bob) is None
+    assert sessions.find(head(version="2025-06-18"), 1, alice) is None
+    assert sessions.find(head("s2"), 1, alice) is None

@@ -129,7 +129,7 @@ async def test_an_agent_that_starts_later_than_the_node_is_soon_asked_again(erro
     task.cancel()
 
 
-async def test_nobody_is_probed_twice_in_a_round_and_newcomers_are_soon() -> None:
+async def test_no_agent_is_probed_twice_in_a_round_and_new_ones_are_soon() -> None:
     post = Post(ScriptedRuntime(agent("percy", "reason")))
     await post.registry.load(post.source)
     post.registry.add_listener(post.watch.on_catalog_changed)

@@ -1,4 +1,4 @@
-"""What nobody receives any more does not stay in an inbox."""
+"""A message that is not received in time does not stay in an inbox."""
 
 from __future__ import annotations
 
