@@ -252,7 +252,7 @@ async def test_a_session_belongs_to_the_caller_that_opened_it(node: Node, percy:
 
 
 async def test_sessions_are_counted(percy: Percy) -> None:
-    """One session too many closes the idlest; more about that in test_mcp_session_room."""
+    """One session too many closes the idlest; more about that in test_mcp_session_limits."""
     config = {"doors": [{"kind": "mcp", "max_sessions": 1}]}
     async with running(percy.agent, config=config) as node, Session(node) as first:
         assert (await post(node, initialize())).status == 200
