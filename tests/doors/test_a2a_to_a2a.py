@@ -38,6 +38,17 @@ async def sent(node: Node, said: dict[str, Any], **more: Any) -> dict[str, Any]:
     return result
 
 
+async def test_the_first_card_has_the_skills_of_agents_that_the_node_has_just_asked() -> None:
+    async with serving("jsonrpc") as served:
+        agent = {"agent_id": "everyday", "runtime": "a2a", "endpoint": {"uri": served.url}}
+        for path in ("/agents/everyday", ""):
+            async with running(manifests=[agent], config={"doors": [{"kind": "a2a"}]}) as node:
+                card = (await node.send("GET", f"{path}/.well-known/agent-card.json")).json
+            assert {"say", "report"} <= {skill["id"] for skill in card["skills"]}
+        async with running(manifests=[agent], config={"doors": [{"kind": "a2a"}]}) as node:
+            assert (await sent(node, message("you")))["message"]["parts"] == [{"text": "heard you"}]
+
+
 async def test_a_message_without_a_skill_goes_to_the_agent_as_it_is(through: tuple[Node, Served]) -> None:
     node, served = through
     said = message(
@@ -57,6 +68,27 @@ async def test_a_message_without_a_skill_goes_to_the_agent_as_it_is(through: tup
     assert arrived["extensions"] == ["urn:x"]
     assert arrived["referenceTaskIds"] == ["elsewhere"]
     assert served.executor.metadata[-1] == {"of": "the request"}
+
+
+async def test_an_answer_goes_to_the_agent_as_it_is(through: tuple[Node, Served]) -> None:
+    node, served = through
+    task = (await sent(node, message("paint it", skill="paint")))["task"]
+    assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    said = message(
+        {"text": "red", "metadata": {"tone": "soft"}},
+        messageId="m-answer",
+        taskId=task["id"],
+        metadata={"mine": 1.5},
+        extensions=["urn:x"],
+    )
+    await sent(node, said, metadata={"of": "the answer"})
+    first, arrived = served.executor.sent[-2:]
+    assert (arrived["messageId"], arrived["metadata"]["mine"], arrived["extensions"]) == ("m-answer", 1.5, ["urn:x"])
+    assert arrived["parts"] == said["parts"]
+    assert (arrived["taskId"], arrived["contextId"]) == (first["taskId"], first["contextId"])
+    assert served.executor.metadata[-1] == {"of": "the answer"}
+    done = (await sent(node, message({"data": {"size": 7}}, taskId=task["id"])))["task"]
+    assert done["status"]["message"]["parts"] == [{"text": "red in 7"}]
 
 
 async def test_a_task_that_the_caller_refers_to_is_named_as_the_agent_knows_it(through: tuple[Node, Served]) -> None:
@@ -124,6 +156,23 @@ async def test_a_stream_has_the_artifacts_of_the_agent_and_says_which_chunk_is_t
         assert chunks == [False] * (len(chunks) - 1) + [True]
     final = events[-1]["statusUpdate"]["status"]
     assert (final["state"], final["message"]["parts"]) == ("TASK_STATE_COMPLETED", [{"text": "both are written"}])
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_what_the_agent_says_on_the_way_arrives_as_it_is(through: tuple[Node, Served], binding: str) -> None:
+    node, _ = through
+    async with connected(node, "everyday", binding, streaming=True) as client:
+        events = await told(client, request(message("hm", skill="think")))
+    updates = [event["statusUpdate"] for event in events if "statusUpdate" in event]
+    [thought] = [update for update in updates if "message" in update["status"]]
+    said = thought["status"]["message"]
+    assert said["parts"] == [
+        {"text": "let me see"},
+        {"data": {"name": "add", "args": {"a": 1.0}}, "metadata": {"adk_type": "function_call"}},
+    ]
+    assert (said["metadata"], said["taskId"]) == ({"mood": "calm"}, thought["taskId"])
+    assert thought["metadata"]["step"] == "one"
+    assert thought["status"]["state"] == "TASK_STATE_WORKING"
 
 
 async def test_a_rejected_task_is_rejected(through: tuple[Node, Served]) -> None:

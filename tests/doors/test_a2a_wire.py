@@ -113,6 +113,16 @@ async def test_the_gateways_card_lists_every_skill_once(node: Node) -> None:
     assert reply.json["result"]["task"]["artifacts"][0]["parts"] == [{"text": "hi"}]
 
 
+async def test_a_card_has_names_of_0_3_unless_the_client_says_that_it_speaks_1_0(node: Node) -> None:
+    for path in ("", "/agents/percy"):
+        both = await node.send("GET", f"{path}/.well-known/agent-card.json")
+        new = await node.send("GET", f"{path}/.well-known/agent-card.json", headers=NEW)
+        assert {"url", "protocolVersion", "preferredTransport"} <= both.json.keys()
+        assert not {"url", "protocolVersion", "preferredTransport", "additionalInterfaces"} & new.json.keys()
+        assert {each["protocolVersion"] for each in new.json["supportedInterfaces"]} == {"1.0"}
+        assert "A2A-Version" in new.headers["vary"]
+
+
 def _rpc(method: str, said: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 7, "method": method, "params": {"message": said, **more}}
 

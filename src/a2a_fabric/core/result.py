@@ -70,6 +70,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[AnyJSON, Meta(description="The answer, if accepted.")] = None
 
 
+class PassedOnAnswer(Answer, frozen=True, kw_only=True):
+    """An answer from a door that speaks the agent's own protocol, with the caller's message as it was written."""
+
+    original: OriginalMessage | msgspec.UnsetType = msgspec.UNSET
+
+
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """Sent with the follow-up call: the continuation as it came, and an answer under each question's key."""
 

@@ -41,7 +41,7 @@ from a2a_fabric.core.job import (
     is_held_by,
     translate_state,
 )
-from a2a_fabric.core.result import Answer, Answers, Event, Result, status
+from a2a_fabric.core.result import Answer, Answers, Event, PassedOnAnswer, Result, status
 from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.webhooks import delivery_for_job
@@ -308,7 +308,10 @@ def call_from_job(job: Job) -> Call:
     """The call as it was accepted, with the caller's answers if the agent had a question."""
     if job.question is None or job.answer is None:
         return job.call
-    answers = msgspec.convert(job.answer, dict[str, Answer])
+    answers = {
+        key: msgspec.convert(answer, PassedOnAnswer if "original" in answer else Answer)
+        for key, answer in job.answer.items()
+    }
     return replace(job.call, answers=Answers(continuation=job.question["continuation"], answers=answers))
 
 

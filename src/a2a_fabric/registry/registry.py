@@ -93,6 +93,9 @@ class UnaskedAgents:
     def discard(self, agent_id: str) -> None:
         self.update(self._agents - {agent_id})
 
+    def includes(self, agent_id: str) -> bool:
+        return agent_id in self._agents
+
     async def wait(self) -> None:
         """Wait until each of them was asked, but not longer than the time-out; then the log names the others."""
         if not self.has_any:

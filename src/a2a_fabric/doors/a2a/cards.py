@@ -1,7 +1,7 @@
 """Agent cards, built from the catalog for clients of 1.0 and 0.3 in one body, and cached until the catalog changes.
 
-The two versions name the same things differently. Each client reads its own names and ignores the others; if 0.3 is
-switched off, its names are left out. Complete schemas are in an extension; a skill shows an example."""
+The two versions name the same things differently. A client of 0.3 reads its own names and ignores the others. A client
+that says that it speaks 1.0 gets no names of 0.3. Complete schemas are in an extension; a skill shows an example."""
 
 from __future__ import annotations
 
@@ -273,22 +273,26 @@ class CardCache:
         """The card of the agent, or of the gateway, with the skills that this caller may use."""
         source: object = context.agent if context.agent is not None else self._gateway.registry.catalog
         name = context.agent.agent_id if context.agent is not None else None
-        key = (name, context.base_url, make_access_key(context.principal), self._grpc_address())
+        options = self._choose_options(context)
+        access = make_access_key(context.principal)
+        key = (name, context.base_url, access, self._grpc_address(), options.supports_0_3)
         cached = self._cache.get(key)
         if cached is not None and cached[0] is source:
             self._cache.move_to_end(key)
             return cached[1]
-        card = self._encode_card(self._build_card(context, self._options), cached[1] if cached else None)
+        card = self._encode_card(self._build_card(context, options), cached[1] if cached else None)
         self._cache[key] = (source, card)
         if len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
         return card
 
     def build_extended_card(self, context: A2ARequestContext) -> dict[str, Any]:
-        """For a client that says that it speaks 1.0, without the names of 0.3."""
+        return self._add_signatures(self._build_card(context, self._choose_options(context)))
+
+    def _choose_options(self, context: A2ARequestContext) -> CardOptions:
+        """A client that says that it speaks 1.0 gets no names of 0.3."""
         has_0_3_names = self._options.supports_0_3 and context.version == "0.3"
-        options = msgspec.structs.replace(self._options, supports_0_3=has_0_3_names)
-        return self._add_signatures(self._build_card(context, options))
+        return msgspec.structs.replace(self._options, supports_0_3=has_0_3_names)
 
     def _encode_card(self, card: dict[str, Any], previous: ServedCard | None) -> ServedCard:
         """A card whose content did not change keeps its date."""

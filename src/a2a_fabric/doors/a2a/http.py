@@ -268,7 +268,7 @@ class _A2ARequestCycle(RequestCycle):
 
     async def answer(self, body: bytes) -> HttpReply | EventStream:
         if self._path.kind == "card":
-            return self._answer_card()
+            return await self._answer_card()
         if is_too_deep(body):
             raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
         self._extensions = self._context.extensions
@@ -280,13 +280,15 @@ class _A2ARequestCycle(RequestCycle):
         self._version = parse_version(self._get_requested_version(), self._state.versions)
         return await self._answer_rest(body)
 
-    def _answer_card(self) -> HttpReply:
+    async def _answer_card(self) -> HttpReply:
         self.operation = "a2a.card"
-        card = self._state.operations.cards.get_card(self._context)
+        context = await self._state.operations.await_skills(self._context)
+        version: A2AVersion = "0.3" if is_0_3_request(self._get_requested_version()) else "1.0"
+        card = self._state.operations.cards.get_card(replace(context, version=version))
         headers = [
             (b"cache-control", b"private, max-age=%d" % self._state.settings.card_seconds),
             (b"last-modified", card.last_modified.encode()),
-            (b"vary", b"Host, Authorization"),
+            (b"vary", b"Host, Authorization, A2A-Version"),
             (b"access-control-allow-origin", b"*"),
         ]
         return HttpReply(body=card.body, headers=headers, etag=card.etag, last_modified=card.last_modified)

@@ -79,7 +79,7 @@ class A2AOperations:
         return RENDERERS[context.dialect].render_response(reply)
 
     async def answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
-        context = self._resolve_tenant(context, user_message.tenant)
+        context = await self.await_skills(self._resolve_tenant(context, user_message.tenant))
         if self.direct_replies.accepts(user_message):
             return await self.direct_replies.answer(user_message, context)
         job = await self._start_job(user_message, context)
@@ -87,7 +87,7 @@ class A2AOperations:
 
     async def send_streaming_message(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
         user_message = parse_user_message(raw_params, context.dialect)
-        context = self._resolve_tenant(context, user_message.tenant)
+        context = await self.await_skills(self._resolve_tenant(context, user_message.tenant))
         job = await self._start_job(user_message, context)
         return self.tasks.stream_updates(job, context, None, user_message.history_length)
 
@@ -163,7 +163,8 @@ class A2AOperations:
 
     async def get_extended_card(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
         """The card for a caller with credentials: everything that the caller may see."""
-        context = self._resolve_tenant(context, parse_params(raw_params, ExtendedCardParams).tenant)
+        tenant = parse_params(raw_params, ExtendedCardParams).tenant
+        context = await self.await_skills(self._resolve_tenant(context, tenant))
         return self.cards.build_extended_card(context)
 
     def _resolve_tenant(self, context: A2ARequestContext, tenant: str | None) -> A2ARequestContext:
@@ -175,6 +176,14 @@ class A2AOperations:
         if tenant != context.agent.agent_id:
             raise AgentNotFound(tenant)
         return context
+
+    async def await_skills(self, context: A2ARequestContext) -> A2ARequestContext:
+        """The context once its agent (for the gateway, each agent) was asked for its skills; soon, in any case."""
+        unasked, agent = self.gateway.registry.unasked, context.agent
+        if not unasked.has_any or (agent is not None and not unasked.includes(agent.agent_id)):
+            return context
+        await unasked.wait()
+        return context if agent is None else self.attach_agent(agent.agent_id, context)
 
     def attach_agent(self, agent_id: str, context: A2ARequestContext) -> A2ARequestContext:
         """Raises AgentNotFound."""

@@ -21,6 +21,7 @@ from a2a_fabric.core.result import Event, Part, Question, Questions, Result
 from a2a_fabric.doors.a2a.requests import UserMessage
 from a2a_fabric.doors.edge import to_encodable_text, to_json_details
 from a2a_fabric.protocols.a2a.models import (
+    AGENT_STATUS_KEY,
     ORIGINAL_PROTOCOL,
     A2AArtifact,
     A2AMessage,
@@ -433,7 +434,7 @@ class TaskUpdateBuilder:
                         job_event, progress_text if isinstance(progress_text, str) else None, {PROGRESS_KEY: data}
                     )
                 ]
-            case "tool_call":
+            case "tool_call" if not self._has_own_artifacts:  # else it is in a status of the agent
                 return [self._build_working_update(job_event, None, {TOOL_CALL_KEY: data})]
             case "artifact":
                 return self._extend_answer(parts_from_event(event), data)
@@ -448,10 +449,24 @@ class TaskUpdateBuilder:
         state, message = data.get("state"), data.get("message")
         if state in FINAL_STATES or (state == "queued" and job_event.number == 1):
             return []
+        if AGENT_STATUS_KEY in data:
+            return [self._pass_on_status(msgspec.convert(data[AGENT_STATUS_KEY], TaskStatusUpdate), job_event)]
         text = message if isinstance(message, str) else None
         if state == "queued":
             return [self._build_status_update("submitted", job_event, text)]
         return [self._build_working_update(job_event, text)]
+
+    def _pass_on_status(self, update: TaskStatusUpdate, job_event: JobEvent) -> TaskStatusUpdate:
+        message = update.status.message
+        if message is not None:
+            message = replace(
+                message,
+                id=message.id or f"{self._task_id}-{job_event.number}",
+                task_id=self._task_id,
+                context_id=self._context_id,
+            )
+        status = replace(update.status, at=job_event.at, message=message)
+        return replace(update, task_id=self._task_id, context_id=self._context_id, status=status)
 
     def _build_working_update(
         self, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None

@@ -30,7 +30,7 @@ from a2a_fabric.core.job import (
     new_job_id,
 )
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, chain_from_metadata, new_id, pick_longer_chain
-from a2a_fabric.core.result import OriginalMessage, Result
+from a2a_fabric.core.result import Answer, OriginalMessage, PassedOnAnswer, Result
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, task_not_found_error
 from a2a_fabric.doors.a2a.requests import A2ARequestContext, ListTasksParams, UserMessage
@@ -54,7 +54,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.protocols.a2a.models import (
-    AGENT_STATE_KEY,
+    AGENT_STATUS_KEY,
     FINAL_TASK_STATES,
     ORIGINAL_PROTOCOL,
     A2AMessage,
@@ -67,6 +67,7 @@ from a2a_fabric.protocols.a2a.models import (
 
 TIMEOUT_KEY = "a2a-fabric/timeout_ms"
 _IDS_OF_THIS_NODE = ("contextId", "taskId", "kind")
+_MAX_REPETITIONS = 8  # of one message whose tasks were answered or cancelled; after that its ids are not derived
 
 
 class TaskCreator:
@@ -80,20 +81,23 @@ class TaskCreator:
         self._clock = clock
 
     async def accept(self, user_message: UserMessage, context: A2ARequestContext) -> tuple[Call, JobSummary]:
-        """The job of a message; for a repeated message, the existing one. Raises A2AProtocolError, FabricError."""
+        """The job of a message; for a repeated message, the existing one. Raises A2AProtocolError, FabricError.
+
+        A caller that has answered or cancelled a task has got the reply to its message. So if the message comes again
+        after that, it is not repeated because a reply was lost, and begins a new task.
+        """
         call, reason = await self.build_call(user_message, context, self._read_timeout(user_message))
-        if not self._replay_window:
-            return call, await self._accept_job(call, user_message, new_job_id(), reason)
         now = self._clock()
-        previous_id, job_id = (
-            self._derive_job_id(call, user_message, context, now - offset) for offset in (self._replay_window, 0.0)
-        )
-        replayed_job = await self._find_replayed(previous_id, context, now)
-        return (
-            (replayed_job.call, replayed_job)
-            if replayed_job is not None
-            else (call, await self._accept_job(call, user_message, job_id, reason))
-        )
+        for repetition in range(_MAX_REPETITIONS if self._replay_window else 0):
+            previous_id, job_id = (
+                self._derive_job_id(call, user_message, context, now - offset, repetition)
+                for offset in (self._replay_window, 0.0)
+            )
+            job = await self._find_replayed(previous_id, context, now)
+            summary = job or await self._accept_job(call, user_message, job_id, reason)
+            if not await self._is_caller_past(summary, context):
+                return job.call if job is not None else call, summary
+        return call, await self._accept_job(call, user_message, new_job_id(), reason)
 
     async def build_call(
         self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int
@@ -120,7 +124,7 @@ class TaskCreator:
                 chain_from_metadata(user_message.get_metadata(DELEGATION_META_KEY)), context.delegation_chain
             ),
             any_agent=True if context.agent is None and named_skill is not None else msgspec.UNSET,
-            original=await self._make_original(user_message, context, names_skill=not chooses_itself)
+            original=await self.make_original(user_message, context, names_skill=not chooses_itself)
             if may_pass
             else msgspec.UNSET,
         )
@@ -131,7 +135,7 @@ class TaskCreator:
         known = self._gateway.registry.catalog.get(agent.agent_id)
         return known is not None and len(known.capabilities) == len(agent.capabilities)
 
-    async def _make_original(
+    async def make_original(
         self, user_message: UserMessage, context: A2ARequestContext, *, names_skill: bool
     ) -> OriginalMessage:
         message = {key: value for key, value in user_message.raw.items() if key not in _IDS_OF_THIS_NODE}
@@ -168,13 +172,16 @@ class TaskCreator:
         meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record)}
         return await self._jobs.accept(call, JobOptions(at_once=True, job_id=job_id, key=job_id, meta=meta))
 
-    def _derive_job_id(self, call: Call, user_message: UserMessage, context: A2ARequestContext, now: float) -> str:
+    def _derive_job_id(
+        self, call: Call, user_message: UserMessage, context: A2ARequestContext, now: float, repetition: int
+    ) -> str:
         identity = (
             owner_from_principal(context.principal),
             call.target.agent_id,
             int(now / self._replay_window),
             user_message.request,
             context.extensions.requested,
+            repetition,
         )
         digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
         return f"task_{digest[:40]}"
@@ -186,6 +193,20 @@ class TaskCreator:
         except JobNotFound:
             return None
         return job if job.created_at > now - self._replay_window else None
+
+    async def _is_caller_past(self, job: JobSummary, context: A2ARequestContext) -> bool:
+        """Whether the caller has answered or cancelled the task of its message."""
+        if job.cancel_requested or job.state == "cancelled":
+            return True
+        if job.attempt == 0 or (job.attempt == 1 and job.state != "queued"):
+            return False
+        async with aclosing(self._jobs.events(context.principal, job.job_id, past_questions=True)) as job_events:
+            async for job_event in job_events:
+                if user_message_from_event(job_event) is not None:
+                    return True
+                if job_event.number >= job.events:
+                    break
+        return False
 
 
 _QUESTION_TIMEOUT = 5.0
@@ -256,9 +277,11 @@ class A2ATasks:
             state = "has ended" if job.has_ended else "is running and has no open question"
             raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}, so it accepts no message")
         event_data = {USER_MESSAGE_KEY: {"message": user_message.raw, "dialect": user_message.dialect}}
-        summary = await self._jobs.answer(
-            context.principal, job.job_id, parse_answers(user_message, questions), event_data
-        )
+        answers = parse_answers(user_message, questions)
+        if job.call.original:  # the agent speaks A2A, too
+            original = await self._creator.make_original(user_message, context, names_skill=False)
+            answers = {key: _pass_on_answer(answer, original) for key, answer in answers.items()}
+        summary = await self._jobs.answer(context.principal, job.job_id, answers, event_data)
         return replace(job, state=summary.state, events=summary.events, updated_at=summary.updated_at)
 
     async def _is_repeated_message(self, user_message: UserMessage, job: Job, context: A2ARequestContext) -> bool:
@@ -390,6 +413,11 @@ class A2ATasks:
                     await asyncio.sleep(_POLL_INTERVAL)
 
 
+def _pass_on_answer(answer: Answer, original: OriginalMessage) -> Answer:
+    """The message itself is the answer, unless it only says that the question is not answered."""
+    return PassedOnAnswer(content=answer.content, original=original) if answer.action == "accept" else answer
+
+
 def _is_fresh(job: JobSummary) -> bool:
     """Whether the job has no events but its creation."""
     return job.state == "queued" and job.events == 1
@@ -399,7 +427,7 @@ def _is_of_the_node(job_event: JobEvent) -> bool:
     """Whether the event only says that the node queued or began the job."""
     data = job_event.event.data
     is_running = not is_final_state(data.get("state", "running"))
-    return job_event.event.kind == "status" and is_running and AGENT_STATE_KEY not in data
+    return job_event.event.kind == "status" and is_running and AGENT_STATUS_KEY not in data
 
 
 def _is_past_status(update: A2AUpdate) -> bool:

@@ -21,6 +21,7 @@ from a2a_fabric.core.result import Part, PartKind
 Dialect = Literal["1.0", "0.3", "0.3 proto"]
 
 KIND = "kind"
+_ADK_KIND = "adk_type"  # as agents of Google's ADK call it
 _WRAPPED_MARK = "data_part_compat"  # the SDK's own mark for a value that was wrapped in an object for 0.3
 _MAX_EXACT_FLOAT = 2.0**53  # a larger float may differ from the integer that it came from
 _FUNCTION_KINDS: dict[Any, PartKind] = {
@@ -71,7 +72,7 @@ def parse_part(part: WirePart, dialect: Dialect, *, exact: bool = False) -> Part
         return Part(kind=part_kind_from_mime_type(media_type), url=part.url, mime_type=media_type, name=name, meta=meta)
     if part.data is msgspec.UNSET:
         return None
-    kind = _FUNCTION_KINDS.get(meta.pop(KIND, None)) or _FUNCTION_KINDS.get(meta.get("adk_type")) or "json"
+    kind = _FUNCTION_KINDS.get(meta.pop(KIND, None)) or _FUNCTION_KINDS.get(meta.get(_ADK_KIND)) or "json"
     data = _unwrap_data(part.data, meta, dialect, exact=exact)
     return Part(kind=kind, data=data, mime_type=media_type, name=name, meta=meta)
 
@@ -126,7 +127,7 @@ def _undo_double_base64(blob: str) -> str:
 def render_part(part: Part, dialect: Dialect) -> dict[str, Any]:
     """The part in this dialect. Every dialect can carry every part."""
     meta = dict(part.meta)
-    if part.kind in ("function_call", "function_result"):
+    if part.kind in ("function_call", "function_result") and _FUNCTION_KINDS.get(meta.get(_ADK_KIND)) != part.kind:
         meta[KIND] = part.kind
     wire_part = _render_v1(part, meta) if dialect == "1.0" else _render_v03(part, meta, dialect)
     return {**wire_part, "metadata": meta} if meta else wire_part
@@ -297,7 +298,7 @@ A2AUpdate = A2ATask | A2AMessage | TaskStatusUpdate | TaskArtifactUpdate
 
 
 ORIGINAL_PROTOCOL = "a2a"  # of an OriginalMessage
-AGENT_STATE_KEY = "agent_state"  # in a status event: the state is of the agent's own task, not of the node's job
+AGENT_STATUS_KEY = "agent_status"  # in a status event: the update of the agent's own task, not of the node's job
 
 
 class CallersMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,16 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import ATTACHMENTS, KIND_KEY, Call, bind_arguments, join_text, parts_from_input
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.result import Answer, Answers, OriginalMessage, Part, Question, Result, make_input_required
+from a2a_fabric.core.result import (
+    Answer,
+    Answers,
+    OriginalMessage,
+    Part,
+    PassedOnAnswer,
+    Question,
+    Result,
+    make_input_required,
+)
 from a2a_fabric.protocols.a2a.models import (
     ORIGINAL_PROTOCOL,
     A2ATask,
@@ -33,10 +42,16 @@ SKILL_KEY = "skill"
 
 
 def read_callers_message(call: Call) -> CallersMessage | None:
-    """None if the caller does not speak A2A, or answers a question."""
-    if not call.original or call.original.protocol != ORIGINAL_PROTOCOL or call.answers:
+    """The caller's question, or answer, as it was written; None if the caller does not speak A2A."""
+    original = _find_original_answer(call.answers) if call.answers else call.original
+    if not original or original.protocol != ORIGINAL_PROTOCOL:
         return None
-    return msgspec.convert(call.original.content, CallersMessage)
+    return msgspec.convert(original.content, CallersMessage)
+
+
+def _find_original_answer(answers: Answers) -> OriginalMessage | msgspec.UnsetType:
+    originals = (each.original for each in answers.answers.values() if isinstance(each, PassedOnAnswer))
+    return next(originals, msgspec.UNSET)
 
 
 def original_from_buffer(buffer: ReplyBuffer, result: Result) -> OriginalMessage:

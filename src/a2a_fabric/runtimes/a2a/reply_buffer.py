@@ -16,7 +16,7 @@ from a2a_fabric.core.result import Event, Part, Result, token, tool_call
 from a2a_fabric.core.result import artifact as artifact_event
 from a2a_fabric.core.result import status as status_event
 from a2a_fabric.protocols.a2a.models import (
-    AGENT_STATE_KEY,
+    AGENT_STATUS_KEY,
     FINAL_TASK_STATES,
     INTERRUPTED_TASK_STATES,
     A2AArtifact,
@@ -256,7 +256,7 @@ class ReplyBuffer:
             case TaskStatusUpdate():
                 self.task_id = update.task_id or self.task_id
                 self.metadata = {**self.metadata, **update.metadata}
-                events = self._set_status(update.status)
+                events = self._set_status(update.status, update.metadata)
                 self.is_done = self.is_done or (update.is_last and update.status.state == "unknown")
                 return events
             case TaskArtifactUpdate():
@@ -272,7 +272,7 @@ class ReplyBuffer:
         events = []
         for each in task.artifacts or ():
             events += self._add_artifact(each, append=False, is_complete=True)
-        return events + self._set_status(task.status)
+        return events + self._set_status(task.status, {})
 
     def _add_artifact(self, artifact: A2AArtifact, *, append: bool, is_complete: bool) -> list[Event]:
         buffer = self._artifacts.get(artifact.id)
@@ -291,7 +291,7 @@ class ReplyBuffer:
             raise _reply_too_large()
         return events
 
-    def _set_status(self, status: A2ATaskStatus) -> list[Event]:
+    def _set_status(self, status: A2ATaskStatus, metadata: dict[str, Any]) -> list[Event]:
         state, parts = status.state, status.parts
         has_changed = state != self.state or (bool(parts) and parts != self.status_parts)
         self.state, self.status_parts, self.status_message = state, parts, status.message
@@ -300,7 +300,8 @@ class ReplyBuffer:
             return []
         more: dict[str, Any] = {} if is_text(parts) else {"parts": parts_to_json(parts)}
         if self._names_artifacts:
-            more[AGENT_STATE_KEY] = state
+            update = TaskStatusUpdate(task_id="", status=status, metadata=metadata)
+            more[AGENT_STATUS_KEY] = msgspec.to_builtins(update)
         event = status_event("queued" if state == "submitted" else "running", join_text(parts) or None, **more)
         return [event, *(_tool_call_event(part) for part in parts if part.kind == "function_call")]
 

@@ -164,7 +164,9 @@ class A2ARuntime:
 
     async def _run_call(self, connection: A2AConnection, call: Call, emit: Emit) -> Result:
         message = (
-            self._make_answer_message(call.answers, call) if call.answers else self._make_message(connection, call)
+            self._make_answer_message(connection, call.answers, call)
+            if call.answers
+            else self._make_message(connection, call)
         )
         if isinstance(call.answers, Answers) and find_answer(call.answers).action == "cancel":
             return await self._cancel_task(connection, message, call)
@@ -295,8 +297,11 @@ class A2ARuntime:
         name = EXTENSION_HEADERS[connection.interface.version]
         return msgspec.structs.replace(options, headers={**options.headers, name: ", ".join(extensions)})
 
-    def _make_answer_message(self, answers: Answers, call: Call) -> A2AMessage:
+    def _make_answer_message(self, connection: A2AConnection, answers: Answers, call: Call) -> A2AMessage:
         continuation = parse_continuation(answers)
+        if (callers_message := read_callers_message(call)) is not None:
+            message = self._pass_on_message(callers_message, connection.skill_info(call.target.capability), call)
+            return msgspec.structs.replace(message, task_id=continuation.task_id, context_id=continuation.context_id)
         answer = find_answer(answers)
         parts = parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
         metadata = chain_to_metadata(call.delegation_chain)
