@@ -134,7 +134,11 @@ class Resolver:
         """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, BadInput for a view that does not exist, and
         RateLimited if a token cannot be checked now.
         """
-        principal = self._identify(credentials)
+        principal = self._cache.get(credentials.authorization)
+        if principal is None:
+            principal = self._identify(credentials)
+        else:
+            self._count_outcome(principal.mode, "success")
         return principal if credentials.view is None else self.narrow(principal, credentials)
 
     def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
@@ -150,10 +154,6 @@ class Resolver:
         return msgspec.structs.replace(principal, views=tuple(views))
 
     def _identify(self, credentials: Credentials) -> Principal:
-        cached = self._cache.get(credentials.authorization)
-        if cached is not None:
-            self._count_outcome(cached.mode, "success")
-            return cached
         try:
             principal = self._resolve(credentials)
             if has_no_rights(principal):
