@@ -180,6 +180,24 @@ class TopicSignals:
         return list(self._signals)
 
 
+async def repeat_forever(
+    work: Callable[[], Awaitable[None]], interval: float, max_pause: float, log: logging.Logger, what: str
+) -> None:
+    """Do the work every `interval` seconds; less often, up to `max_pause`, while the store is unavailable."""
+    pause = interval
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await work()
+            pause = interval
+        except (StoreError, TimeoutError) as error:
+            if pause == interval:
+                log.warning("%s is not possible now: %s", what, error or "no answer in time")
+            pause = min(pause * 2, max_pause)
+        except Exception:
+            log.exception("%s failed; it is tried again", what)
+
+
 async def prune_forever(
     prune_batch: Callable[[], Awaitable[bool]], interval: float, log: logging.Logger, what: str
 ) -> None:

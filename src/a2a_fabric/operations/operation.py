@@ -13,7 +13,7 @@ from a2a_fabric.core.agent import to_portable_schema
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, OutOfScope
 from a2a_fabric.core.policy import has_scope_kind, is_known_scope
-from a2a_fabric.core.propagation import MaybeChain, Trace
+from a2a_fabric.core.propagation import MaybeChain, Trace, continue_trace
 from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.jobs.settings import JobOptions
 
@@ -28,6 +28,13 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str | None = None
     parent_span_id: str | None = None
+
+    def to_trace(self) -> Trace:
+        """Raises BadInput."""
+        try:
+            return continue_trace(self.trace_id, self.span_id or self.parent_span_id)
+        except ValueError as exc:
+            raise BadInput(f"Bad trace: {exc}", field="trace") from exc
 
 
 class TracedArguments(msgspec.Struct, frozen=True, kw_only=True):

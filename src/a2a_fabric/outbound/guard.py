@@ -252,3 +252,10 @@ class RegistrationGuards:
             ) from exc
         except ConnectFailed as exc:
             raise BadInput(f"The endpoint's uri cannot be used: {exc}", field="endpoint.uri") from exc
+
+
+def format_grpc_target(addresses: list[str], port: int) -> str:
+    """The checked addresses of one host, as gRPC has to be given them: of one family only."""
+    if ":" in addresses[0]:
+        return "ipv6:" + ",".join(f"[{each}]:{port}" for each in addresses if ":" in each)
+    return "ipv4:" + ",".join(f"{each}:{port}" for each in addresses if ":" not in each)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
 from a2a_fabric.outbound.port import ReplyTooLarge
 
 _DATA_FIELD = b"data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def is_event_stream(headers: Mapping[str, str]) -> bool:
+    """Whether a reply with these headers is a stream of events."""
+    return headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 async def iter_event_data(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncGenerator[bytes]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply
+from a2a_fabric.outbound.sse import is_event_stream
 from a2a_fabric.probing.client import (
     ProbeClient,
     ProbeUnanswered,
@@ -58,8 +59,7 @@ async def _probe_sse_at(client: ProbeClient, url: str, *, is_exact: bool = True)
         page = await client.get_page(url)
     except ProbeUnanswered:
         return None
-    is_stream = page.headers.get("content-type", "").lower().startswith("text/event-stream")
-    if page.status != 200 or not is_stream or not _ENDPOINT_EVENT.search(page.body):
+    if page.status != 200 or not is_event_stream(page.headers) or not _ENDPOINT_EVENT.search(page.body):
         return None
     endpoint = {"transport": "sse", "uri": url}
     return Finding(runtime="mcp", endpoint=endpoint, evidence="MCP (HTTP+SSE, 2024-11-05)", is_exact=is_exact)

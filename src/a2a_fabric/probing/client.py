@@ -83,7 +83,7 @@ class ProbeClient:
 
 async def _read_start(reply: StreamedReply) -> bytes:
     """The whole body, but only the first event of a stream, which may never end."""
-    if not _is_event_stream(reply.headers):
+    if not sse.is_event_stream(reply.headers):
         return await reply.read()
     body, events = bytearray(), sse.SSEParser(_MAX_REPLY_BYTES)
     async for chunk in reply.chunks():
@@ -93,14 +93,10 @@ async def _read_start(reply: StreamedReply) -> bytes:
     return bytes(body)
 
 
-def _is_event_stream(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").lower().startswith("text/event-stream")
-
-
 def parse_json(reply: HTTPReply) -> Any:
     """The JSON of a reply, or of its first event; None if it is not JSON."""
     body = reply.body
-    if _is_event_stream(reply.headers):
+    if sse.is_event_stream(reply.headers):
         events = sse.SSEParser(_MAX_REPLY_BYTES)
         body = next(iter([*events.feed(body), *events.flush()]), b"")
     try:

@@ -31,6 +31,7 @@ from a2a_fabric.core.agent import Health, Status
 from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError, StoreError, UpstreamFailed
 from a2a_fabric.core.registration import HealthCheck
 from a2a_fabric.core.stores import HealthLog
+from a2a_fabric.core.tasks import repeat_forever
 
 _MIN_UPDATE_INTERVAL = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
@@ -280,19 +281,13 @@ class HealthHistory:
         self._pending.append(check)
 
     async def run(self) -> None:
-        pause = _WRITE_EVERY
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                await self.write()
-                await self._prune()
-                pause = _WRITE_EVERY
-            except (StoreError, TimeoutError) as error:
-                if pause == _WRITE_EVERY:
-                    _log.warning("the health history cannot be written now: %s", error or "no answer in time")
-                pause = min(pause * 2, _MAX_PAUSE)
-            except Exception:
-                _log.exception("writing the health history failed; it is tried again")
+        """Until cancelled."""
+
+        async def write_and_prune() -> None:
+            await self.write()
+            await self._prune()
+
+        await repeat_forever(write_and_prune, _WRITE_EVERY, _MAX_PAUSE, _log, "writing the health history")
 
     async def write(self) -> None:
         """Store the pending checks, oldest first. Raises StoreError or TimeoutError; then they stay pending."""

@@ -17,9 +17,9 @@ import msgspec
 
 from a2a_fabric.core import errors
 from a2a_fabric.core.call import ignore_event
-from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.limits import SHALLOW, is_too_deep
-from a2a_fabric.core.propagation import Trace, continue_trace
+from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import EVENT_KINDS, Event, Result
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import (
@@ -44,7 +44,7 @@ from a2a_fabric.doors.edge import (
     take_buffered_body,
     to_encodable_text,
 )
-from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
+from a2a_fabric.operations import OperationRequest, PreparedOperation
 
 ErrorFormat = Literal["string", "object"]
 
@@ -362,7 +362,7 @@ class FabricCallCycle(FabricCycle):
         self.operation = request.name
         prepared = self.edge.context.operations.prepare(request.name, request.arguments, self.principal)
         if prepared.trace is not None:
-            self.trace = trace_from_ref(prepared.trace)
+            self.trace = prepared.trace.to_trace()
         self.is_call = prepared.is_call
         return prepared
 
@@ -422,10 +422,3 @@ class FabricCallCycle(FabricCycle):
         await stream.close_with(error)
         if not error.is_logged:
             self.log_request(self.render_error(error), 200)
-
-
-def trace_from_ref(ref: TraceRef) -> Trace:
-    try:
-        return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
-    except ValueError as exc:
-        raise BadInput(f"Bad trace: {exc}", field="trace") from exc

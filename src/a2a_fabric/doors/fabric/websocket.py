@@ -26,7 +26,6 @@ from a2a_fabric.doors.fabric.http import (
     encode_error,
     encode_json,
     find_envelope_status,
-    trace_from_ref,
 )
 from a2a_fabric.operations import OperationRequest, PreparedOperation
 
@@ -126,7 +125,7 @@ class _Connection:
         is_call = False
         try:
             prepared = self._context.operations.prepare(request.name, request.arguments, self._principal)
-            trace = trace_from_ref(prepared.trace) if prepared.trace is not None else trace
+            trace = prepared.trace.to_trace() if prepared.trace is not None else trace
             is_call = prepared.is_call
             outcome = await self._run(prepared, trace, request.id)
         except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from a2a_fabric.core.errors import (
     UnknownOperation,
 )
 from a2a_fabric.core.logins import LoginRequired
-from a2a_fabric.core.propagation import Trace, continue_trace, current_trace
+from a2a_fabric.core.propagation import Trace, current_trace
 from a2a_fabric.core.result import Answers, Questions, Result
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, to_encodable_text
@@ -31,7 +31,7 @@ from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContex
 from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
+from a2a_fabric.operations import OperationRequest, PreparedOperation
 
 _ANSWER_TOOL = "fabric_call"
 _CALL_OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
@@ -167,7 +167,7 @@ class ToolCall:
             self._log_request(error)
             raise UnknownTool(self._name, error, self.trace) from error
         if prepared.trace is not None:
-            self.trace = _trace_from_ref(prepared.trace)
+            self.trace = prepared.trace.to_trace()
         return prepared
 
     async def _run_streamed(self, prepared: PreparedOperation, request: OperationRequest, emit: Emit) -> Result:
@@ -193,13 +193,6 @@ class ToolCall:
         seconds = time.perf_counter() - self._started
         name = to_encodable_text(self._name)
         self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
-
-
-def _trace_from_ref(ref: TraceRef) -> Trace:
-    try:
-        return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
-    except ValueError as exc:
-        raise BadInput(f"Bad trace: {exc}", field="trace") from exc
 
 
 def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:

@@ -21,6 +21,7 @@ from a2a_fabric.core.errors import AgentNotFound, Forbidden, StoreError
 from a2a_fabric.core.ports import HealthView
 from a2a_fabric.core.registration import AgentChange, Registration
 from a2a_fabric.core.stores import AGENTS_TOPIC, ChangeNotices, RegistrationStore, call_store_within
+from a2a_fabric.core.tasks import repeat_forever
 from a2a_fabric.registry.registration_policy import add_owner, read_terms
 
 _log = logging.getLogger(__name__)
@@ -120,19 +121,12 @@ class LeaseExpirer:
 
     async def run(self) -> None:
         """Until cancelled. While the store is unavailable no lease runs out."""
-        pause = _INTERVAL
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                async with asyncio.timeout(_STORE_TIMEOUT):
-                    await self.renew_and_expire()
-                pause = _INTERVAL
-            except (StoreError, TimeoutError) as error:
-                if pause == _INTERVAL:
-                    _log.warning("leases of registered agents cannot be renewed now: %s", error or "no answer in time")
-                pause = min(pause * 2, _MAX_PAUSE)
-            except Exception:
-                _log.exception("renewing leases failed; it is tried again")
+
+        async def renew_in_time() -> None:
+            async with asyncio.timeout(_STORE_TIMEOUT):
+                await self.renew_and_expire()
+
+        await repeat_forever(renew_in_time, _INTERVAL, _MAX_PAUSE, _log, "renewing leases of registered agents")
 
     async def renew_and_expire(self) -> None:
         """Renew first, so that no agent is removed that was just seen."""

@@ -31,7 +31,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     translated,
 )
-from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.guard import Guard, format_grpc_target
 from a2a_fabric.protocols.a2a.card import A2AInterface
 from a2a_fabric.protocols.a2a.decode import WireTaskList, reply_from_object, tasks_from_wire
 from a2a_fabric.protocols.a2a.errors import UNSUPPORTED_REASONS, error_from_name, error_from_reason, upstream_reason
@@ -215,7 +215,7 @@ _CARD_REQUEST_OPTIONS = RequestOptions(timeout=_CARD_TIMEOUT)
 async def _open_channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc.aio.Channel:
     scheme, host, port = _split_address(url)
     addresses = await guard.resolve_addresses(host, port) if guard is not None else []
-    target = _pin_addresses(addresses, port) if addresses else f"{f'[{host}]' if ':' in host else host}:{port}"
+    target = format_grpc_target(addresses, port) if addresses else f"{f'[{host}]' if ':' in host else host}:{port}"
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", reply_bytes),
         ("grpc.max_send_message_length", -1),
@@ -238,13 +238,6 @@ def _split_address(url: str) -> tuple[str, str, int]:
     scheme = parts.scheme.lower()
     port = parts.port or _PORTS.get(scheme, 443)
     return ("grpcs" if port == 443 else scheme), parts.hostname or "", port
-
-
-def _pin_addresses(addresses: list[str], port: int) -> str:
-    """A gRPC target of the checked addresses; it may hold only one address family."""
-    if ":" in addresses[0]:
-        return "ipv6:" + ",".join(f"[{each}]:{port}" for each in addresses if ":" in each)
-    return "ipv4:" + ",".join(f"{each}:{port}" for each in addresses if ":" not in each)
 
 
 def _build_metadata(interface: A2AInterface, endpoint: A2AEndpoint) -> tuple[tuple[str, str], ...]:

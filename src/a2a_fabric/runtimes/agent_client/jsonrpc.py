@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import AgentOffline, PayloadTooLarge, UpstreamInterrupted
+from a2a_fabric.protocols.jsonrpc import JSONRPCError
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, read_lines
 
 _log = logging.getLogger(__name__)
@@ -27,14 +28,8 @@ MAX_UNREAD_BYTES = 1024 * 1024  # of replies that the agent has not read, beside
 _METHOD_NOT_FOUND = -32601
 
 
-class AgentRPCError(Exception):
+class AgentRPCError(JSONRPCError):
     """The agent answered a request with an error."""
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.data = data
 
 
 class PipeLimits(msgspec.Struct, frozen=True, kw_only=True):

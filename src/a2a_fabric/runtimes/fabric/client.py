@@ -236,7 +236,7 @@ class NodeClient:
             async with self._http.stream(
                 "POST", self._url, headers=headers, body=body, timeout=timeout, limit=_STREAM_BYTES
             ) as reply:
-                if reply.headers.get("content-type", "").lower().startswith("text/event-stream"):
+                if sse.is_event_stream(reply.headers):
                     async with aclosing(_read_frames(reply.chunks(), self.reply_bytes)) as frames:
                         yield frames
                 else:

@@ -30,7 +30,7 @@ from a2a_fabric.core.errors import (
     translated,
 )
 from a2a_fabric.core.policy import is_loopback
-from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.guard import Guard, format_grpc_target
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.proto.messages import HealthRequest
 from a2a_fabric.runtimes.proto.service import AgentStub
@@ -120,7 +120,7 @@ def open_channel(
     address: GRPCAddress, endpoint: GRPCEndpoint, addresses: list[str], base: Path, reply_bytes: int
 ) -> grpc.aio.Channel:
     """A channel to one of these addresses, or to those that the name resolves to. Raises AgentOffline."""
-    target = _pin_target(addresses, address.port) if addresses else address.authority
+    target = format_grpc_target(addresses, address.port) if addresses else address.authority
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", reply_bytes),
         ("grpc.max_send_message_length", -1),
@@ -138,13 +138,6 @@ def open_channel(
         return grpc.aio.insecure_channel(target, options=options)
     options.append(("grpc.ssl_target_name_override", endpoint.server_name or address.host))
     return grpc.aio.secure_channel(target, _load_credentials(endpoint, base), options=options)
-
-
-def _pin_target(addresses: list[str], port: int) -> str:
-    """A target can only hold addresses of one family."""
-    if ":" in addresses[0]:
-        return "ipv6:" + ",".join(f"[{each}]:{port}" for each in addresses if ":" in each)
-    return "ipv4:" + ",".join(f"{each}:{port}" for each in addresses if ":" not in each)
 
 
 def _load_credentials(endpoint: GRPCEndpoint, base: Path) -> grpc.ChannelCredentials:

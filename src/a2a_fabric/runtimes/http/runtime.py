@@ -261,7 +261,7 @@ class HTTPRuntime:
         async with self._client.stream(
             self._method, self._uri, headers=headers, body=body, timeout=timeout, limit=2**62
         ) as streamed:
-            if streamed.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            if sse.is_event_stream(streamed.headers):
                 if not 200 <= streamed.status < 300:
                     raise error_from_reply(streamed.status, b"")
                 return await relay_events(streamed, emit, self._reply_bytes)

@@ -120,7 +120,7 @@ class StatelessCaller:
             reply = await self._http.request(
                 "POST", target.uri, headers=headers, body=body, timeout=timeout, limit=target.reply_bytes
             )
-            if reply.headers.get("content-type") != "application/json" and _is_event_stream(reply.headers):
+            if reply.headers.get("content-type") != "application/json" and sse.is_event_stream(reply.headers):
                 return await self._read_final_message(_iterate_once(reply.body), None)
             return _parse_answer(reply.status, reply.body)
         except OutboundError as exc:
@@ -151,7 +151,7 @@ class StatelessCaller:
         async with self._http.stream(
             "POST", self._target.uri, headers=headers, body=body, timeout=timeout, limit=2**62
         ) as reply:
-            if _is_event_stream(reply.headers):
+            if sse.is_event_stream(reply.headers):
                 return await self._read_final_message(reply.chunks(), emit)
             return _parse_answer(reply.status, await read_bounded(reply, self._target.reply_bytes))
 
@@ -175,10 +175,6 @@ class StatelessCaller:
 
 async def _iterate_once(body: bytes) -> AsyncIterator[bytes]:
     yield body
-
-
-def _is_event_stream(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 def _parse_answer(status: int, body: bytes) -> ToolReply | UpstreamRpcError:
