@@ -21,6 +21,7 @@ from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
@@ -110,6 +111,7 @@ class Fabric:
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
         self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
         self._keys = build_shared_keys(self.config, psk)
+        self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._lifetimes = AsyncExitStack()
 
@@ -185,10 +187,12 @@ class Fabric:
             config.health,
             self._history.record,
             self.runtime_pool.record_probe,
+            config.registration.max_bytes,
         )
         self.registry.add_listener(self.runtime_pool.on_catalog_changed)
         self.registry.add_listener(self._health_monitor.on_catalog_changed)
         self.registry.add_listener(nodes.on_catalog_changed)
+        self.registry.add_listener(self.telemetry.on_catalog_changed)
         self.gateway = self._build_gateway()
         limits = config.limits
         self._streams = FairLimit(
@@ -388,6 +392,7 @@ class Fabric:
                 count_calls=self.runtime_pool.count_calls,
                 on_fallback=self.telemetry.metrics.count_fallback,
                 validator=validator,
+                seal=self._continuation_seal,
             )
 
         route = route_with(planner)

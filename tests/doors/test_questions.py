@@ -271,6 +271,24 @@ async def test_a_directory_task_is_answered_by_its_id(node: Node, runtime: str) 
     assert task["output"]["answer"] == "red in 7"
 
 
+@on_every_runtime
+@pytest.mark.parametrize("more", [{}, {"async": True}], ids=["call", "job"])
+async def test_no_caller_answers_what_another_was_asked(node: Node, runtime: str, more: dict[str, Any]) -> None:
+    """Neither with the other's continuation nor with one that it makes up for an agent that keeps the work itself."""
+    agent_id, capability = AGENTS[runtime]
+    call = {"agent_id": agent_id, "capability": capability, "task": "go"}
+    asked = (await node.operation("fabric.call", call))["result"]["input_required"]
+    further = {**call, **more, "answers": to_answers(asked["questions"])}
+    agent, signature, own = asked["continuation"].split(":", 2)
+    forged = [f"{agent}:{own}", f"{agent}:{signature}:{own}x", f"{agent}:{'A' * len(signature)}:{own}", own]
+    for token, continuation in [(OTHER, asked["continuation"]), *((PSK, each) for each in forged)]:
+        refused = await node.operation("fabric.call", {**further, "continuation": continuation}, token=token)
+        assert refused["error_code"] == "BAD_INPUT", refused
+        assert "continuation is unknown" in refused["error"]
+    answered = await node.operation("fabric.call", {**further, "continuation": asked["continuation"]})
+    assert answered["ok"], answered
+
+
 async def test_an_argument_of_an_agent_may_be_called_answers() -> None:
     """Without a continuation it belongs to the agent alone."""
     agent = Agent("quiz")

@@ -350,3 +350,23 @@ def test_a_capability_is_counted_under_its_declared_name() -> None:
     metrics.get_tally(manifest, "PARSE_RECIPE", None).add(0.1)
     assert b'capability="parse-recipe"' in metrics.render_exposition()
     assert b"PARSE_RECIPE" not in metrics.render_exposition()
+
+
+async def test_agents_that_left_leave_the_metrics_once_there_are_many() -> None:
+    """A caller that may register agents chooses their ids, and registers another one each time."""
+    station = Station()
+    telemetry = Telemetry(station.writer, station.metrics, Catalog([PERCY, TOOL]).get)
+    await compose([observe(telemetry)], station.runtime)(call(), ignore_event)
+    for number in range(30_000):
+        telemetry.record_status_change(f"guest-{number}", "unknown", "offline", "it is not there")
+        telemetry.on_catalog_changed(Catalog([PERCY]))
+    telemetry.record_status_change("percy", "unknown", "online", "it answered")
+    telemetry.metrics.count_fallback("percy", "guest-1", "timeout")
+    await compose([observe(telemetry)], station.runtime)(call(), ignore_event)
+    station.writer.close()
+    samples = station.samples()
+    assert len([1 for name, _, _ in samples if name == "fabric_agent_status_changes_total"]) < 15_000
+    [calls] = [
+        value for name, labels, value in samples if name == "fabric_calls_total" and labels["target_id"] == "percy"
+    ]
+    assert calls == 2

@@ -1,16 +1,24 @@
 """Work that waits for answers to its questions, found again by the continuation that the caller was given.
 
 The MCP door, the MCP runtime and the agent-client runtime all keep such work. The work belongs to one caller
-and one subject (a tool, a prompt); an answer from anybody else, or about anything else, does not find it."""
+and one subject (a tool, a prompt); an answer from anybody else, or about anything else, does not find it.
+
+Other agents keep the work themselves, and their continuation names it: the id of a task or of a conversation there.
+`ContinuationSeal` signs every continuation before a caller gets it, so that no caller can answer the questions of
+another, or write a continuation that names another caller's work."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import logging
 import secrets
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from a2a_fabric.core.call import Call, bind_to_caller
 from a2a_fabric.core.errors import BadInput
 
 T = TypeVar("T")
@@ -24,6 +32,31 @@ def unknown_continuation() -> BadInput:
     """For a continuation that is unknown, was used already, has expired, or belongs to another caller."""
     reason = "This continuation is unknown, was used already, or has expired. Start the call again without it."
     return BadInput(reason, field="continuation")
+
+
+class ContinuationSeal:
+    """Nodes with the same key accept each other's continuations; without a key, each run of a node has its own."""
+
+    def __init__(self, key: str | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else hashlib.sha256(f"continuation\0{key}".encode()).digest()
+
+    def seal(self, agent_id: str, continuation: str, call: Call) -> str:
+        """The continuation for the caller: which agent asked, and the signature for this caller."""
+        return f"{agent_id}:{self._sign(agent_id, continuation, call)}:{continuation}"
+
+    def open(self, sealed: str, call: Call, *, is_trusted: bool = False) -> tuple[str, str]:
+        """The agent that asked, and its own continuation. `is_trusted`: the node kept it. Raises BadInput."""
+        agent_id, _, signed = sealed.partition(":")
+        signature, _, continuation = signed.partition(":")
+        if not is_trusted and not hmac.compare_digest(
+            signature.encode("utf-8", "replace"), self._sign(agent_id, continuation, call).encode()
+        ):
+            raise unknown_continuation()
+        return agent_id, continuation
+
+    def _sign(self, agent_id: str, continuation: str, call: Call) -> str:
+        subject = bind_to_caller(call, f"{agent_id}\0{continuation}").encode("utf-8", "surrogatepass")
+        return base64.urlsafe_b64encode(hmac.digest(self._key, subject, "sha256")[:16]).decode().rstrip("=")
 
 
 class PendingQuestions(Generic[T]):

@@ -81,6 +81,7 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 
     continuation: str
     answers: dict[str, Answer] = {}
+    is_trusted: bool | msgspec.UnsetType = msgspec.UNSET  # the node kept the continuation, so no caller wrote it
 
 
 EventKind = Literal["status", "token", "tool_call", "progress", "artifact", "input_required"]

@@ -312,7 +312,8 @@ def call_from_job(job: Job) -> Call:
         key: msgspec.convert(answer, PassedOnAnswer if "original" in answer else Answer)
         for key, answer in job.answer.items()
     }
-    return replace(job.call, answers=Answers(continuation=job.question["continuation"], answers=answers))
+    continuation = job.question["continuation"]
+    return replace(job.call, answers=Answers(continuation=continuation, answers=answers, is_trusted=True))
 
 
 def _storable_error(error: FabricError) -> JobError:

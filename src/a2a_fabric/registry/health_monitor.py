@@ -10,8 +10,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+
 from a2a_fabric.core.agent import Health, Manifest
-from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed
 from a2a_fabric.core.ports import ExplainsHealth, Runtime, StartsProgram
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.registry.catalog import Catalog
@@ -45,12 +47,14 @@ class HealthMonitor:
         policy: HealthPolicy,
         on_probe: ProbeListener = _ignore_probe,
         on_answer: Callable[[str], None] = lambda agent_id: None,
+        max_registered_bytes: int = 262_144,
     ) -> None:
         self._registry = registry
         self._runtime_of = runtime_of
         self._policy = policy
         self._on_probe = on_probe
         self._on_answer = on_answer  # called for every agent that answered its probe
+        self._max_registered_bytes = max_registered_bytes  # of what an agent that registered says about itself
         self._probed: dict[str, Manifest] = {}
         self._refreshes: dict[str, tuple[float, float]] = {}  # when each was asked again last, and the pause after it
         self._retry_pauses: dict[str, float] = {}  # the last pause of agents that could not be described yet
@@ -156,7 +160,13 @@ class HealthMonitor:
         except FabricError:
             self._schedule_retry(manifest.agent_id)
             raise
-        self._registry.apply_description(manifest, await sanitize_discovered_manifest(described))
+        described = await sanitize_discovered_manifest(described)
+        if manifest.registered_by is not None and len(msgspec.json.encode(described)) > self._max_registered_bytes:
+            raise UpstreamFailed(
+                f"The agent describes itself in more than {self._max_registered_bytes} bytes, which is the limit for "
+                "agents that register (`registration.max_bytes`)"
+            )
+        self._registry.apply_description(manifest, described)
         self._retry_pauses.pop(manifest.agent_id, None)
 
     def _schedule_retry(self, agent_id: str) -> None:

@@ -32,7 +32,9 @@ class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         2_592_000.0
     )
     max_per_owner: Annotated[int, Meta(ge=0, description="Agents that one caller may register.")] = 1000
-    max_bytes: Annotated[int, Meta(ge=1024, description="Largest manifest that the node accepts.")] = 262_144
+    max_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest manifest that the node accepts, also of what the agent adds to it.")
+    ] = 262_144
     private: Annotated[
         bool,
         Meta(description="Let callers of trust tier `local` register agents on loopback and in private networks."),
@@ -88,6 +90,7 @@ def read_terms(manifest: Manifest) -> RegistrationTerms | None:
 
 
 _MAX_CAPABILITIES = 1000
+_MAX_NAME = 256  # characters of a display name or a tag
 
 
 class RegistrationPolicy:
@@ -158,6 +161,10 @@ class RegistrationPolicy:
             )
         if len(manifest.capabilities) > _MAX_CAPABILITIES:
             raise BadInput(f"An agent has at most {_MAX_CAPABILITIES} capabilities", field="capabilities")
+        if len(manifest.display_name) > _MAX_NAME:
+            raise BadInput(f"A display name has at most {_MAX_NAME} characters", field="display_name")
+        if any(len(tag) > _MAX_NAME for tag in manifest.tags):
+            raise BadInput(f"A tag has at most {_MAX_NAME} characters", field="tags")
         names: set[str] = set()
         for capability in manifest.capabilities:
             if normalize_name(capability.name) in names:

@@ -33,6 +33,7 @@ from a2a_fabric.core.call import (
     owner_from_principal,
 )
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError, RateLimited
+from a2a_fabric.core.pending_questions import ContinuationSeal, unknown_continuation
 from a2a_fabric.core.propagation import DelegationGuard
 from a2a_fabric.core.result import Answers, Event, Fallback, Questions, Result, make_input_required, status
 from a2a_fabric.core.retry import RetryAccount, RetryBudget, spend_retry, update_account
@@ -53,6 +54,7 @@ _PROCESS_TIMEOUT = 10.0  # seconds that a process has for the arguments of one c
 _MAX_PROCESSES = 2  # processes of the node; a caller gets one
 _MAX_WAITING = 16  # calls of one caller
 _MAX_COMPILED = 100_000
+_MAX_COMPILED_BYTES = 128 << 20  # of their schemas; agents may register with ever new ones
 
 
 class ProcessValidator(Protocol):
@@ -71,6 +73,7 @@ class ArgumentValidator:
     def __init__(self, process_validator: ProcessValidator | None = None) -> None:
         # One compiled schema per capability, by its identity; the entry keeps the capability alive.
         self._compiled: dict[int, tuple[Capability, ArgumentCheck | None]] = {}
+        self._compiled_bytes = 0
         self._process_validator = process_validator
         self._free_processes = asyncio.Semaphore(_MAX_PROCESSES)
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # by caller: its lock, and how many hold or await it
@@ -100,9 +103,11 @@ class ArgumentValidator:
 
     def _compile(self, manifest: Manifest, capability: Capability) -> ArgumentCheck | None:
         """None if the schema is left to the agent. Raises UpstreamRefused if it cannot be used."""
-        if len(self._compiled) >= _MAX_COMPILED:
+        if len(self._compiled) >= _MAX_COMPILED or self._compiled_bytes > _MAX_COMPILED_BYTES:
             self._compiled.clear()
+            self._compiled_bytes = 0
         check = compile_input_schema(manifest, capability)
+        self._compiled_bytes += 0 if check is None else len(msgspec.json.encode(check.schema))
         self._compiled[id(capability)] = (capability, check)
         return check
 
@@ -242,6 +247,7 @@ class RoutingHandler:
         count_calls: Callable[[str], int] = lambda agent_id: 0,
         on_fallback: Callable[[str, str, str], None] = lambda requested, used, reason: None,
         validator: ArgumentValidator | None = None,
+        seal: ContinuationSeal | None = None,
     ) -> None:
         self._plan = plan
         self._get_handler = get_handler
@@ -252,14 +258,18 @@ class RoutingHandler:
         self._on_fallback = on_fallback  # called when another agent than the requested one has answered
         self._delegation_guard = delegation_guard or DelegationGuard()
         self._validator = validator or ArgumentValidator()
+        self._seal = seal or ContinuationSeal()
 
     async def check(self, call: Call, emit: Emit) -> Result:
         """A handler that asks no agent: raises what the call would be refused with before."""
         if call.input.attachments:
             check_attachments(call.input)
-        _, pending_check = self._bind_arguments(call, self._make_plan(call, stream=True))
+        plan = self._make_plan(call, stream=True)
+        _, pending_check = self._bind_arguments(call, plan)
         if pending_check is not None:
             await pending_check
+        if call.answers:
+            self._resume_plan(plan, call, call.answers)
         return Result(data={})
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
@@ -271,7 +281,7 @@ class RoutingHandler:
         if pending_check is not None:
             await pending_check
         if call.answers:
-            plan, call = _resume_plan(plan, call, call.answers)
+            plan, call = self._resume_plan(plan, call, call.answers)
         elif plan.replicas:
             plan = share_load(plan, self._count_calls, _make_conversation_key(call))
         hops = [f"{plan.agent_id}: capability_not_found"] if plan.skipped else []
@@ -312,7 +322,7 @@ class RoutingHandler:
             else:
                 self._health.record_success(agent_id, time.monotonic() - started)
                 if result.asked is not None:
-                    result = await _forward_questions(result.asked, agent_id, emit, call)
+                    result = await self._forward_questions(result.asked, agent_id, emit, call)
                 if candidate.tier == "primary" and not hops:
                     return result
                 result = _add_fallback(result, plan, candidate, hops, call)
@@ -336,6 +346,22 @@ class RoutingHandler:
         if not capability.input_schema:
             return arguments, None
         return arguments, self._validator.check(call, plan.primary.manifest, capability, arguments)
+
+    def _resume_plan(self, plan: RoutePlan, call: Call, answers: Answers) -> tuple[RoutePlan, Call]:
+        """An answer goes only to the agent that asked, and only from the caller that it asked. Raises BadInput."""
+        agent_id, continuation = self._seal.open(answers.continuation, call, is_trusted=answers.is_trusted is True)
+        single_agent_plan = restrict_to_agent(plan, agent_id)
+        if single_agent_plan is None:
+            raise unknown_continuation()
+        agent_answers = Answers(continuation=continuation, answers=answers.answers)
+        return single_agent_plan, msgspec.structs.replace(call, answers=agent_answers)
+
+    async def _forward_questions(self, questions: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
+        """The agent's questions, with a continuation that names the agent and is valid for this caller."""
+        result = make_input_required(questions.questions, self._seal.seal(agent_id, questions.continuation, call))
+        if call.response.stream:
+            await emit(Event("input_required", result.data["input_required"]))
+        return result
 
     def _make_attempt_call(
         self, call: Call, candidate: Candidate, timeout: float, arguments: dict[str, Any] | None
@@ -385,26 +411,6 @@ class _StreamTracker:
         if event.kind in ("token", "artifact"):
             self.has_streamed = True
         await self._emit(event)
-
-
-def _resume_plan(plan: RoutePlan, call: Call, answers: Answers) -> tuple[RoutePlan, Call]:
-    """An answer goes only to the agent that asked. Raises BadInput."""
-    agent_id, _, rest = answers.continuation.partition(":")
-    single_agent_plan = restrict_to_agent(plan, agent_id)
-    if single_agent_plan is None:
-        raise BadInput(
-            "No agent waits for an answer with this continuation. Repeat the call without it", field="continuation"
-        )
-    agent_answers = Answers(continuation=rest, answers=answers.answers)
-    return single_agent_plan, msgspec.structs.replace(call, answers=agent_answers)
-
-
-async def _forward_questions(questions: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
-    """The agent's questions, with a continuation that names the agent."""
-    result = make_input_required(questions.questions, f"{agent_id}:{questions.continuation}")
-    if call.response.stream:
-        await emit(Event("input_required", result.data["input_required"]))
-    return result
 
 
 def _add_error_details(error: FabricError, plan: RoutePlan, candidate: Candidate, hops: list[str]) -> None:

@@ -25,6 +25,8 @@ from a2a_fabric.core.agent import Health, Manifest
 _STATUS_VALUE = {"online": 1.0, "offline": 0.0, "degraded": 0.5, "unknown": -1.0}
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
+_UNKNOWN = "unknown"
+
 CallKey = tuple[str, str, str, str]  # kind, target, capability, error code or ""
 
 
@@ -63,14 +65,27 @@ class Metrics(Collector):
         """`manifest` is None for an unknown agent: then nothing that the caller wrote becomes a label."""
         declared = manifest.find_capability(capability) if manifest is not None else None
         if manifest is None:
-            key = ("agent", "unknown", "unknown", error_code or "")
+            key = ("agent", _UNKNOWN, _UNKNOWN, error_code or "")
         else:
             kind = "tool" if manifest.category is not None else "agent"
-            key = (kind, manifest.agent_id, declared.name if declared is not None else "unknown", error_code or "")
+            key = (kind, manifest.agent_id, declared.name if declared is not None else _UNKNOWN, error_code or "")
         tally = self._calls.get(key)
         if tally is None:
             tally = self._calls[key] = CallTally()
         return tally
+
+    @property
+    def row_count(self) -> int:
+        return len(self._calls) + len(self._retries) + len(self._fallbacks) + len(self._status_changes)
+
+    def keep_only(self, is_known: Callable[[str], bool]) -> None:
+        """Forget the agents that are not known. Tallies of these that are still held count for nothing."""
+        self._calls = {key: tally for key, tally in self._calls.items() if key[1] == _UNKNOWN or is_known(key[1])}
+        self._retries = {key: count for key, count in self._retries.items() if is_known(key[0])}
+        self._fallbacks = {
+            key: count for key, count in self._fallbacks.items() if is_known(key[0]) and is_known(key[1])
+        }
+        self._status_changes = {key: count for key, count in self._status_changes.items() if is_known(key[0])}
 
     def count_auth_attempt(self, mode: str, status: str) -> None:
         self._auth[mode, status] = self._auth.get((mode, status), 0) + 1

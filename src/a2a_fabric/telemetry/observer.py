@@ -342,6 +342,7 @@ def _make_dropped_entry(count: int) -> TextLogEntry:
 
 _MAX_ERROR_CHARS = 1000  # an agent's error message may be as long as its replies
 _MAX_TEMPLATES = 10_000
+_MAX_SPARE_ROWS = 10_000  # of metrics, for agents that left
 _CALLER_ERROR_CODES = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
 
 
@@ -369,6 +370,14 @@ class Telemetry:
         self._payloads = payloads
         self._uses_templates = log.takes_json and not payloads
         self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
+        self._max_rows = _MAX_SPARE_ROWS
+
+    def on_catalog_changed(self, catalog: object) -> None:
+        """Forget the metrics of agents that left, once there are many: callers choose the ids of what they register."""
+        if self.metrics.row_count > self._max_rows:
+            self.metrics.keep_only(lambda agent_id: self._find_agent(agent_id) is not None)
+            self._templates.clear()  # they hold tallies
+            self._max_rows = 2 * self.metrics.row_count + _MAX_SPARE_ROWS
 
     def record_success(self, call: Call, result: Result, seconds: float) -> None:
         auth, target, trace = call.auth, call.target, call.trace
