@@ -33,6 +33,7 @@ Milliseconds = Annotated[int, Meta(ge=1)]
 _STRICT_END = r"(?!\n)"
 AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$" + _STRICT_END
 LINE_PATTERN = r"^[^\x00-\x1f\x7f]+$" + _STRICT_END  # one line without control characters
+MAX_CAPABILITY_NAME = 256  # characters
 AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
 
 HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}  # the best first
@@ -62,7 +63,7 @@ def to_portable_schema(schema: Any) -> Any:
 class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing an agent does. A tool, a skill and a legacy capability are all capabilities."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=256, description="The name that callers use.")]
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_CAPABILITY_NAME, description="The name that callers use.")]
     title: Annotated[str, Meta(max_length=256, description="A name for people; unset: clients show the name.")] = ""
     description: Annotated[str, Meta(description="One or two sentences for people and models.")] = ""
     input_schema: Annotated[

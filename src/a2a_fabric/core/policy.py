@@ -21,7 +21,15 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, TrustTier, normalize_name
+from a2a_fabric.core.agent import (
+    MAX_CAPABILITY_NAME,
+    TRUST_RANK,
+    Capability,
+    Health,
+    Manifest,
+    TrustTier,
+    normalize_name,
+)
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, Forbidden, OutOfScope
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
@@ -38,8 +46,8 @@ _MAX_SHOWN = 128
 AccessKey = tuple[TrustTier, tuple[str, ...] | None, tuple[str, ...] | None, tuple[View, ...] | msgspec.UnsetType]
 
 
-# Whether views include a capability of a manifest, which is kept so that its id is its own.
-_viewed: dict[tuple[tuple[View, ...], int, str], tuple[Manifest, bool]] = {}
+# Whether views include a capability of an agent, as long as its manifest stays the same.
+_viewed: dict[tuple[tuple[View, ...], str, str], tuple[Manifest, bool]] = {}
 _MAX_VIEWED = 8192
 _normalize_cached = lru_cache(maxsize=8192)(normalize_name)  # names of capabilities are short and often the same
 
@@ -306,7 +314,9 @@ def _covers(principal: Principal, kind: str, agent_id: str, capability: str) -> 
 
 def _is_viewed(views: tuple[View, ...], manifest: Manifest, capability: str) -> bool:
     """Compared with the patterns once; every call of a caller with a view asks this twice."""
-    key = (views, id(manifest), capability)
+    if len(capability) > MAX_CAPABILITY_NAME:  # callers choose it, so what is kept is bounded
+        return False
+    key = (views, manifest.agent_id, capability)
     known = _viewed.get(key)
     if known is None or known[0] is not manifest:
         if len(_viewed) >= _MAX_VIEWED:

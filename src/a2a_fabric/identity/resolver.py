@@ -96,6 +96,7 @@ def _principal_from_key(key: SharedKey) -> Principal:
 
 
 _MAX_CACHED = 10_000
+_MAX_CACHED_HEADER = 1024  # characters; a caller may write its key in many ways, with any number of spaces before it
 _MAX_VIEWS = 8  # that one request names
 
 CountOutcome = Callable[[str, str], None]
@@ -150,8 +151,9 @@ class Resolver:
         if unknown is not None:
             known = "" if is_limited(principal) else f". Its views are: {', '.join(self._views) or 'none'}"
             raise BadInput(f"This node has no view '{unknown[:64]}'{known}", view=unknown[:64])
-        views = dict.fromkeys((*(principal.views or ()), *(self._views[name] for name in names)))
-        return msgspec.structs.replace(principal, views=tuple(views))
+        views = {view.name: view for view in (*(principal.views or ()), *(self._views[name] for name in names))}
+        # In one order, so that callers with the same access share what is kept for it.
+        return msgspec.structs.replace(principal, views=tuple(views[name] for name in sorted(views)))
 
     def _identify(self, credentials: Credentials) -> Principal:
         try:
@@ -162,8 +164,10 @@ class Resolver:
             self._count_outcome("psk" if credentials.bearer else "none", "denied")
             raise
         self._count_outcome(principal.mode, "success")
-        if principal.mode == "psk" and credentials.authorization is not None and len(self._cache) < _MAX_CACHED:
-            self._cache[credentials.authorization] = principal
+        header = credentials.authorization
+        is_short = header is not None and len(header) <= _MAX_CACHED_HEADER
+        if principal.mode == "psk" and is_short and len(self._cache) < _MAX_CACHED:
+            self._cache[header] = principal
         return principal
 
     async def verify_token(self, credentials: Credentials) -> None:

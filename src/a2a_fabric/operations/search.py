@@ -32,6 +32,7 @@ from a2a_fabric.operations.operation import Operation, OperationRequest, TracedA
 MAX_RESULTS = 100
 _MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes
 _STEPS_PER_TURN = 20  # steps of an index update before other tasks may run
+_MAX_ABSENT = 1000  # offline agents that may have left the catalog
 _MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
 _FIELD_NAMES: dict[SearchField, str] = {
     "agent_id": "id", "display_name": "name", "capability": "capability", "trigger": "trigger", "tag": "tag",
@@ -108,6 +109,8 @@ class SearchOperations:
 
     def _on_health_change(self, agent_id: str, health: Health) -> None:
         (self._offline_agents.add if health.status == "offline" else self._offline_agents.discard)(agent_id)
+        if len(self._offline_agents) > len(self._gateway.registry.catalog) + _MAX_ABSENT:
+            self._find_offline()
 
     def _find_offline(self) -> set[str]:
         """The offline agents; an agent that was removed and registered again is no longer offline."""

@@ -5,7 +5,10 @@ nothing. The memory also holds what each tool said when it was first seen or app
 since then is reported as changed, until the operator approves it.
 
 Writing never delays an answer: descriptions are collected and written in batches. A description that keeps changing
-is written at most once in `_MIN_PAUSE` seconds, so a server that changes its tools all the time costs little."""
+is written at most once in `_MIN_PAUSE` seconds, so a server that changes its tools all the time costs little.
+
+Agents that registered at run time are remembered only while the node runs, each at one address, and only so many of
+them: a caller could register the same agent at ever new addresses."""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
@@ -26,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 << 20  # of one description; a longer one is not remembered
 _MAX_AGENTS = 10_000
+_MAX_REGISTERED = 1000  # agents that registered at run time
 _MAX_APPROVED = 4000  # tools of one agent whose first text is remembered
 _MIN_PAUSE = 30.0
 _COLLECT_SECONDS = 0.5
@@ -75,6 +80,9 @@ class AgentMemory:
         self._store = store
         self._clock = clock
         self._entries: dict[_Key, _Entry] = {}
+        self._registered: OrderedDict[str, _Key] = (
+            OrderedDict()
+        )  # by agent id, the one that was described last at the end
         self._unwritten: set[_Key] = set()
         self._wake = asyncio.Event()
 
@@ -100,8 +108,11 @@ class AgentMemory:
         key, now = _make_key(declared), self._clock()
         entry = self._entries.get(key)
         manifest = msgspec.structs.replace(described, endpoint={})
+        is_registered = declared.registered_by is not None
         if entry is None:
-            if len(self._entries) >= _MAX_AGENTS:
+            if is_registered:
+                self._make_room(key)
+            elif len(self._entries) - len(self._registered) >= _MAX_AGENTS:
                 return
             entry = self._entries[key] = _Entry(_Body(manifest=manifest), now)
         new_tools = [each for each in manifest.capabilities if normalize_name(each.name) not in entry.approved]
@@ -111,7 +122,8 @@ class AgentMemory:
         entry.manifest, entry.seen_at = manifest, now
         for capability in new_tools[: max(0, _MAX_APPROVED - len(entry.approved))]:
             entry.approved[normalize_name(capability.name)] = _text_of(capability)
-        self._write_later(key)
+        if not is_registered:
+            self._write_later(key)
 
     def find_changes(self, declared: Manifest, capabilities: Sequence[Capability]) -> list[ToolChange]:
         """The tools that say something else than when they were approved."""
@@ -153,6 +165,17 @@ class AgentMemory:
 
     async def aclose(self) -> None:
         await self._write_due(float("inf"))
+
+    def _make_room(self, key: _Key) -> None:
+        """For an agent that registered: forget its previous address, and of too many agents the oldest."""
+        forgotten = [self._registered.pop(key[0], None)]
+        self._registered[key[0]] = key
+        if len(self._registered) > _MAX_REGISTERED:
+            forgotten.append(self._registered.popitem(last=False)[1])
+        for each in forgotten:
+            if each is not None:
+                self._entries.pop(each, None)
+                self._unwritten.discard(each)
 
     def _write_later(self, key: _Key) -> None:
         self._unwritten.add(key)

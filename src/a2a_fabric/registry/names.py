@@ -174,10 +174,14 @@ _OTHER_SEPARATORS = re.compile(rf"(?!\x1f){_SEPARATOR}")
 _DIGIT_SEPARATOR = "\x1f"
 
 
-@lru_cache(maxsize=65_536)
 def reduce_to_forms(name: str) -> frozenset[str]:
     """The forms of a name; two names that share one look alike. Empty for a name without letters and digits."""
-    normalized = unicodedata.normalize("NFKC", name[:_MAX_CHARS])
+    return _reduce_short(name[:_MAX_CHARS])
+
+
+@lru_cache(maxsize=65_536)
+def _reduce_short(name: str) -> frozenset[str]:
+    normalized = unicodedata.normalize("NFKC", name)
     # One form in lower case, in which I is i, and one unchanged, in which I is l.
     capitals = normalized.replace("I", "l") if normalized.isascii() else normalized.translate(_CAPITALS)
     return frozenset(form for text in (normalized, capitals) if (form := _reduce(text)))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status, is_imported, normalize_name
+from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, Manifest, Status, is_imported, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.policy import check_agent_name, find_refusal_of_unknown, is_limited, narrow_manifest, refuse_call
@@ -512,7 +512,6 @@ def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
 
 
 _MAX_PLANS = 20_000
-_MAX_NAME = 256  # no capability has a longer name, so longer keys are not cached
 
 
 class Planner:
@@ -544,7 +543,7 @@ class Planner:
             )
             if len(self._plans) > _MAX_PLANS:
                 self._plans.clear()
-            if len(capability) <= _MAX_NAME:
+            if len(capability) <= MAX_CAPABILITY_NAME:
                 self._plans[key] = plan
         return plan
 

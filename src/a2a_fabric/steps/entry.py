@@ -11,8 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from a2a_fabric.core.agent import MAX_CAPABILITY_NAME
 from a2a_fabric.core.call import Call, Emit, Handler, Step
-from a2a_fabric.core.errors import FabricError, RateLimited
+from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBuckets
 from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse_call, reveal_to_operator
 from a2a_fabric.core.ports import AgentIndex
@@ -70,12 +71,20 @@ class AgentRegistry(Protocol):
 
 
 def authorize(registry: AgentRegistry, delegation_guard: DelegationGuard | None = None) -> Step:
-    """Refuses calls that policy does not allow, and calls that went in a circle."""
+    """Refuses calls that policy does not allow, and calls that went in a circle.
+
+    Separators count once in names, so a name could be as long as a request and still name a capability. What the
+    steps behind this one keep, log and store under the name is bounded here.
+    """
     delegation_guard = delegation_guard or DelegationGuard()
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
             target = call.target
+            if len(target.capability) > MAX_CAPABILITY_NAME:
+                raise BadInput(
+                    f"The name of a capability has at most {MAX_CAPABILITY_NAME} characters", field="capability"
+                )
             manifest = registry.catalog.get(target.agent_id)
             if call.delegation_chain:
                 delegation_guard.check(call.delegation_chain, None if manifest is None else manifest.agent_id)

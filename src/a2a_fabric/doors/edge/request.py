@@ -69,7 +69,7 @@ class ClientDisconnected(Exception):
 
 
 class RequestHead:
-    """The headers of a request, decoded when read. Of several headers with one name the last counts.
+    """The headers of a request, decoded when read. Of several headers with one name the last counts, except views.
 
     A client repeats its headers with every request, so our server keeps the head of a connection's last
     request; `derived` holds what doors have computed from the headers alone.
@@ -79,6 +79,8 @@ class RequestHead:
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
+        if len(self._headers) < len(headers) and VIEW_HEADER in self._headers:  # each of them narrows the request
+            self._headers[VIEW_HEADER] = b",".join(value for name, value in headers if name == VIEW_HEADER)
         self._credentials: Credentials | None = None
         self.derived: dict[str, Any] = {}
         # Whether the request names a trace or a delegation chain; most requests name neither.
