@@ -174,3 +174,37 @@ async def test_an_agent_that_the_caller_may_not_call_is_never_chosen() -> None:
         params = {"taskId": "t", "input": {"task": "ask writer to summarize"}}
         reply = await found.send("POST", "/a2a/task", json=params, token="a-narrow-key-of-a-test")
         assert reply.json["output"]["answer"] == "hello ask writer to summarize"
+
+
+async def test_no_door_takes_words_for_the_wish_to_change_something() -> None:
+    """Neither at an agent that can do nothing else, nor at the node itself, which has no other agent."""
+    agent = Agent("eraser", tags=["files"])
+
+    async def act(text: str = "") -> dict[str, str]:
+        return {"answer": "gone"}
+
+    for name in ("erase_file", "overwrite_file"):
+        agent.capability(name=name, side_effects="writes", description="Changes files for good.")(act)
+    doors = [{"kind": kind} for kind in ("fabric", "rest", "directory", "a2a")]
+    async with running(agent, config={"doors": doors}) as node:
+
+        def requests(words: str) -> list[tuple[str, dict[str, Any]]]:
+            parts = [{"type": "text", "content": words}]
+            message = {"messageId": words, "role": "ROLE_USER", "parts": [{"text": words}]}
+            return [
+                ("/v1/tasks", {"agentId": "eraser", "parts": parts}),
+                ("/v1/agents/eraser/messages", {"parts": parts}),
+                ("/a2a/task", {"taskId": f"at {words}", "agentId": "eraser", "input": {"task": words}}),
+                ("/a2a/task", {"taskId": f"of {words}", "input": {"task": words}}),
+                ("/agents/eraser/message:send", {"message": message}),
+                ("/gateway/message:send", {"message": message}),
+            ]
+
+        for path, body in requests("which files did I change for good?"):
+            reply = await node.send("POST", path, json=body, headers={"A2A-Version": "1.0"})
+            assert reply.status == 400, (path, reply.body)
+            assert "change" in reply.body.decode()
+            assert "Name" in reply.body.decode()
+        for path, body in requests("overwrite file x"):
+            reply = await node.send("POST", path, json=body, headers={"A2A-Version": "1.0"})
+            assert reply.status in (200, 201), (path, reply.body)

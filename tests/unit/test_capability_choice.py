@@ -10,6 +10,7 @@ import pytest
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.capability_choice import choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.context import complete_manifest
 
 
@@ -80,6 +81,16 @@ def test_a_capability_that_changes_something_is_chosen_by_its_whole_name_only() 
 def test_a_capability_that_changes_something_is_not_taken_for_being_first() -> None:
     assert choose("good morning", ERASE, SUMMARIZE) == "summarize"
     assert choose("erase everything", SUMMARIZE, ERASE) == "erase"
+    assert choose("good morning", ERASE, ADD) == "add"  # which does not take such input, and says so
+
+
+def test_a_message_for_an_agent_that_only_changes_things_is_refused_unless_it_names_one_of_them() -> None:
+    reset = Capability(name="reset-all", side_effects="writes", input_schema={"type": "object"})
+    talk = Capability(name="message", side_effects="writes")
+    with pytest.raises(BadInput, match="each of these changes something: reset-all, erase, message"):
+        choose("good morning", reset, ERASE, talk)
+    assert choose("please reset all", reset, ERASE, talk) == "reset-all"
+    assert choose("good morning", ERASE) == "erase"  # the caller named an agent that does nothing else
 
 
 def test_two_defaults_are_refused() -> None:
@@ -120,3 +131,20 @@ def test_of_several_agents_the_mentioned_one_answers_and_else_the_one_with_the_n
     assert choose_unnamed_agent(agents, "good morning").manifest is greeter
     assert choose_unnamed_agent(agents[:2], "good morning").manifest is writer
     assert choose_unnamed_agent([adder], "good morning").reason is None
+
+
+def test_words_alone_lead_to_no_agent_that_only_changes_things() -> None:
+    eraser = Manifest(
+        agent_id="eraser",
+        endpoint={},
+        tags=("files",),
+        capabilities=(msgspec.structs.replace(ERASE, description="Old files of a folder.", default=True),),
+    )
+    writer = Manifest(agent_id="writer", endpoint={}, capabilities=(SUMMARIZE,))
+    for text in ("how old are the files of this folder?", "good morning", "a long text about files"):
+        assert choose_unnamed_agent([eraser, writer], text).manifest is writer
+        with pytest.raises(BadInput, match="each of these can only change something: eraser"):
+            choose_unnamed_agent([eraser], text)
+    for text in ("eraser, good morning", "please erase this"):
+        assert choose_unnamed_agent([eraser, writer], text).manifest is eraser
+        assert choose_unnamed_agent([eraser], text).manifest is eraser

@@ -1,13 +1,15 @@
 """Which capability answers a message that names none, and which agent if none is named: one rule for all doors.
 
 The only capability of an agent is always right. Of several, the one declared `default: true` answers; else the one
-whose name, triggers or description share most words with the message (one that changes something outside only if the
-message has its whole name or a whole trigger); else one that is made for conversation; else the
-first that takes such input, if possible one that changes nothing outside. The reply says which capability answered and
-why, so that its caller can name another one.
+whose name, triggers or description share most words with the message; else one that is made for conversation; else the
+first that takes such input. The reply says which capability answered and why, so that its caller can name another one.
 
 Of several agents, one that the message mentions answers; else the one with the nearest words; else one that declares a
-default; else the first."""
+default; else the first.
+
+A capability that is declared to change something outside (`side_effects: writes`) is never taken for want of a better
+one: the message must have its whole name or a whole trigger, or the operator must have made it the default, or the
+caller must have named an agent that has no other. If nothing else is left, the message is refused."""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Input, bind_arguments
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.search import parse_query, stem_words
 
 UNKNOWN_CAPABILITY = Capability(name="message")  # of an agent that has not said what it can do
@@ -28,6 +31,7 @@ _CONVERSATION_NAMES = frozenset({"message", "chat", "ask", "default"})
 _PHRASE_WEIGHT, _NAME_WEIGHT, _DESCRIPTION_WEIGHT = 10.0, 2.0, 1.0
 _MAX_TEXT, _MAX_DESCRIPTION = 4000, 500  # characters that are compared
 _MAX_CAPABILITIES = 1000
+_MAX_LISTED = 12  # names in a refusal
 
 
 class CapabilityChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,45 +47,70 @@ class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: Input) -> CapabilityChoice:
+    """Raises BadInput if every capability that could be meant changes something outside."""
     if len(capabilities) < 2:
         return CapabilityChoice(capability=capabilities[0] if capabilities else UNKNOWN_CAPABILITY)
     default = next((each for each in capabilities if each.default), None)
     if default is not None:
         return _make_choice(default, "it is the agent's default")
-    ranked = sorted(capabilities, key=lambda each: (not fits_input(each, call_input), each.side_effects == "writes"))
-    scores = [
-        score if each.side_effects != "writes" or score >= _PHRASE_WEIGHT else 0.0
-        for each, score in zip(ranked, score_words(ranked[:_MAX_CAPABILITIES], call_input.task), strict=False)
-    ]
+    ranked = sorted(capabilities, key=lambda each: not fits_input(each, call_input))
+    scores = _score_offers(ranked, call_input.task)
     if scores and (best := max(scores)) > 0:
         return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
-    for each in ranked:
+    harmless = [each for each in ranked if not _changes_something(each)]
+    if not harmless:
+        names = ", ".join(each.name for each in capabilities[:_MAX_LISTED])
+        reason = f"The message names no capability, and each of these changes something: {names}. Name the one you mean"
+        raise BadInput(reason, field="capability")
+    for each in harmless:
         if normalize_name(each.name) in _CONVERSATION_NAMES and fits_input(each, call_input):
             return _make_choice(each, "it is made for conversation")
-    if fits_input(ranked[0], call_input):
-        return _make_choice(ranked[0], "it is the first that takes such input")
-    return _make_choice(capabilities[0], "it is the agent's first")
+    is_fitting = fits_input(harmless[0], call_input)
+    return _make_choice(harmless[0], "it is the first that takes such input" if is_fitting else "it is the first")
 
 
 def choose_unnamed_agent(agents: Sequence[Manifest], text: str) -> AgentChoice:
-    """`agents` are not empty, and in the order of preference. The capability is chosen as for any agent."""
-    if len(agents) == 1:
+    """`agents` are not empty, and in the order of preference. The capability is chosen as for any agent.
+
+    Raises BadInput if every agent that could be meant can only change something outside.
+    """
+    harmless = [each for each in agents if not each.capabilities or not all(map(_changes_something, each.capabilities))]
+    if len(agents) == len(harmless) == 1:
         return AgentChoice(manifest=agents[0])
     words = set(_WORD_PATTERN.findall(text[:_MAX_TEXT].lower()))
     for manifest in agents:
-        names = (manifest.agent_id, manifest.display_name, *manifest.tags)
-        if not words.isdisjoint(name.lower() for name in names):
+        if not words.isdisjoint((manifest.agent_id.lower(), manifest.display_name.lower())):
+            return _make_agent_choice(manifest, "the message mentions it")
+    for manifest in harmless:
+        if not words.isdisjoint(tag.lower() for tag in manifest.tags):
             return _make_agent_choice(manifest, "the message mentions it")
     offers = list(
         islice(((manifest, each) for manifest in agents for each in manifest.capabilities), _MAX_CAPABILITIES)
     )
-    scores = score_words([capability for _, capability in offers], text)
+    scores = _score_offers([capability for _, capability in offers], text)
     if scores and (best := max(scores)) > 0:
         return _make_agent_choice(offers[scores.index(best)][0], "its words are the nearest to those of the message")
-    for manifest in agents:
-        if any(each.default for each in manifest.capabilities):
+    if not harmless:
+        names = ", ".join(each.agent_id for each in agents[:_MAX_LISTED])
+        reason = f"The message names no agent, and each of these can only change something: {names}. Name one"
+        raise BadInput(reason, field="agent")
+    for manifest in harmless:
+        if any(each.default and not _changes_something(each) for each in manifest.capabilities):
             return _make_agent_choice(manifest, "it has a default capability")
-    return _make_agent_choice(agents[0], "it is the first of those that can be asked")
+    return _make_agent_choice(harmless[0], "it is the first of those that can be asked")
+
+
+def _changes_something(capability: Capability) -> bool:
+    return capability.side_effects == "writes"
+
+
+def _score_offers(capabilities: Sequence[Capability], text: str) -> list[float]:
+    """The scores of the first capabilities; 0 for one that changes something, unless its whole name is in the text."""
+    considered = capabilities[:_MAX_CAPABILITIES]
+    return [
+        0.0 if _changes_something(each) and score < _PHRASE_WEIGHT else score
+        for each, score in zip(considered, score_words(considered, text), strict=True)
+    ]
 
 
 def _make_agent_choice(manifest: Manifest, why: str) -> AgentChoice:
