@@ -147,8 +147,23 @@ async def test_a_status_of_400_and_more_is_the_agents_answer(number: int, status
         async with running(stand_in.agent(), manifests=[manifest], config=QUIET) as node:
             envelope = await node.ask(manifest["agent_id"], CAPABILITY)
     assert envelope["error_code"] == "UPSTREAM_ERROR", envelope
-    assert WORDS in envelope["error"] or str(status) in envelope["error"]
+    assert WORDS in envelope["error"]
     assert stand_in.asked == []
+
+
+@pytest.mark.parametrize("body", [{"detail": WORDS}, {"error": {"message": WORDS}}, {"error": WORDS}], ids=str)
+async def test_an_agent_that_refuses_in_the_words_of_its_framework_is_quoted(body: dict[str, Any]) -> None:
+    [reached] = [each for each in OVER_HTTP if each.name.startswith("http")][:1]
+
+    def say(asked: Asked) -> tuple[int, Any]:
+        return reached.greeting(asked) or (403, body)
+
+    async with (
+        FAULTS["500 with HTML"].standing(say) as place,
+        running(manifests=[reached.manifest(place.url, "wrong")], config=QUIET) as node,
+    ):
+        envelope = await node.ask(reached.manifest(place.url, "wrong")["agent_id"], CAPABILITY)
+    assert envelope["error"] == f"The agent answered HTTP 403: {WORDS}"
 
 
 def moved_on(envelope: dict[str, Any], *reasons: str) -> None:

@@ -95,14 +95,19 @@ def read_excerpt(reply: HTTPReply) -> str:
     """The text of an error page in one short line; empty if it is HTML."""
     kind = read_media_type(reply)
     if is_json_type(kind) or reply.body[:1] in (b"{", b"["):
-        try:
-            return _to_single_line(find_reason(msgspec.json.decode(reply.body)))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return ""
+        return read_json_excerpt(reply.body)
     if kind == "text/html" or not (kind.startswith("text/") or not kind):
         return ""
     first, _, _ = decode_text(reply).strip().partition("\n")
     return _to_single_line(first)
+
+
+def read_json_excerpt(body: bytes) -> str:
+    """What an error in JSON says, in one short line; empty if it is no JSON."""
+    try:
+        return _to_single_line(find_reason(msgspec.json.decode(body)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def find_reason(value: Any) -> str:

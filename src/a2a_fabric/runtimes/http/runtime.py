@@ -31,6 +31,7 @@ from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http.endpoint import ExpressionParser, HTTPEndpoint, read_endpoint
+from a2a_fabric.runtimes.http.media import read_json_excerpt
 from a2a_fabric.runtimes.http.polling import ResultPoller
 from a2a_fabric.runtimes.remote_work import StreamText
 from a2a_fabric.runtimes.upstream import (
@@ -126,13 +127,14 @@ def result_from_reply(status: int, body: bytes) -> Result:
 
 
 def error_from_reply(status: int, body: bytes) -> FabricError:
+    """The agent's own report, else the status; a refusal (4xx) with the words of the reply, if they are JSON."""
     try:
         reply = _reply_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         reply = _Reply()
-    return (
-        error_from_report(reply.error) if reply.ok is False and reply.error is not None else error_from_status(status)
-    )
+    if reply.ok is False and reply.error is not None:
+        return error_from_report(reply.error)
+    return error_from_status(status, read_json_excerpt(body) if 400 <= status < 500 else "")
 
 
 def error_from_report(error: Any) -> FabricError:
