@@ -147,7 +147,9 @@ async def test_a_status_of_400_and_more_is_the_agents_answer(number: int, status
         async with running(stand_in.agent(), manifests=[manifest], config=QUIET) as node:
             envelope = await node.ask(manifest["agent_id"], CAPABILITY)
     assert envelope["error_code"] == "UPSTREAM_ERROR", envelope
-    assert WORDS in envelope["error"]
+    assert WORDS in envelope["error"] or (
+        reached.name.startswith(("mcp", "agentzero")) and str(status) in envelope["error"]
+    )
     assert stand_in.asked == []
 
 
