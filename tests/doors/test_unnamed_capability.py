@@ -176,7 +176,7 @@ async def test_an_agent_that_the_caller_may_not_call_is_never_chosen() -> None:
         assert reply.json["output"]["answer"] == "hello ask writer to summarize"
 
 
-async def test_no_door_takes_words_for_the_wish_to_change_something() -> None:
+async def test_no_door_lets_words_alone_change_something() -> None:
     """Neither at an agent that can do nothing else, nor at the node itself, which has no other agent."""
     agent = Agent("eraser", tags=["files"])
 
