@@ -132,7 +132,8 @@ def test_names_of_tests_are_in_plain_words() -> None:
         "patience",
         "told",
     }  # tests use them as plain English
-    wrong = [str(path) for path in (ROOT / "tests").rglob("*") if split_name(path.stem) & words]
+    files = [path for path in (ROOT / "tests").rglob("*") if "__pycache__" not in path.parts]
+    wrong = [str(path) for path in files if split_name(path.stem) & words]
     for path in (ROOT / "tests").rglob("*.py"):
         names = definitions(ast.parse(path.read_text("utf-8")))
         wrong += [f"{path.name}:{n.lineno} {n.name}" for n in names if split_name(n.name) & words]
