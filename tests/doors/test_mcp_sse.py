@@ -16,6 +16,7 @@ from a2a_fabric.agent import Agent
 from tests.fixtures.mcp_servers import asking
 from tests.fixtures.mcp_servers.sse_serving import serving_sse
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.marks import requirement
 
 BEE = "the-key-of-the-bee-12345"
 INITIALIZE = {
@@ -77,6 +78,7 @@ async def open_stream(node: Node, token: str = PSK) -> tuple[Any, str]:
     return reply, (await reply.content.readline()).decode().removeprefix("data: ").strip()
 
 
+@requirement("001-01")
 async def test_an_old_client_lists_and_calls_tools(node: Node) -> None:
     async with connected(node) as client:
         assert "oldtimer_double" in {tool.name for tool in (await client.list_tools()).tools}

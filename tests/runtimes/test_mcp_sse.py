@@ -18,6 +18,7 @@ from a2a_fabric.runtimes.mcp.runtime import McpRuntime
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.mcp_servers import asking
 from tests.fixtures.mcp_servers.sse_serving import serving_raw, serving_sse
+from tests.marks import requirement
 from tests.runtimes.mcp_bench import Bench, failure_of
 from tests.runtimes.test_mcp_questions import COLOUR, answering
 
@@ -45,6 +46,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
         yield Servers(stack, tmp_path)
 
 
+@requirement("001-13")
 async def test_its_tools_are_capabilities_and_can_be_called(servers: Servers) -> None:
     server = await servers.real()
     names = {capability.name for capability in (await server.describe()).capabilities}

@@ -19,6 +19,7 @@ from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.environments import python_of
 from tests.fixtures.mcp_servers.serving import HERE
 from tests.fixtures.mcp_servers.working import serving_working, working_program
+from tests.marks import requirement
 from tests.runtimes.mcp_bench import Bench, failure_of
 
 NEW = ["stdio-2026", "http-2026"]
@@ -79,6 +80,7 @@ def within(call: Call, seconds: float) -> Call:
     return replace(call, target=replace(call.target, timeout_ms=int(seconds * 1000)))
 
 
+@requirement("001-13")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_that_becomes_a_task_has_the_result_of_the_task(working: Working, kind: str) -> None:
     server = await working(kind)

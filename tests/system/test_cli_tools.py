@@ -97,6 +97,9 @@ def test_following_goes_on_when_the_node_is_started_again(node: Node) -> None:
         assert "github.search" in follower.stdout.readline()
         node.run("call", "last", "act", "--json")
         assert "last.act" in follower.stdout.readline()
+        (node.home / "node.json").unlink()  # as while a node is stopped: it is not looked for at the default address
+        node.run("call", "github", "search", "--json", "--url", node.url)
+        assert "github.search" in follower.stdout.readline()
         node.signal()
         node.wait()
         with running_node(node.folder) as again:

@@ -129,6 +129,7 @@ def test_a_call_that_was_cancelled_is_not_waited_for(folder: Path) -> None:
 
 
 def test_json_that_is_nested_too_deep_is_an_error_and_the_conversation_goes_on(folder: Path) -> None:
+    (folder / "fabric.yaml").write_text(CONFIG % 1000)  # it would be waited for in vain
     deep = b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":' + b'{"a":' * 700 + b"1" + b"}" * 700 + b"}\n"
     with client(folder, "--config", "fabric.yaml") as process:
         said, _ = process.communicate(conversation("think") + deep, PATIENCE)

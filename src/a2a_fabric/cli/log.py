@@ -13,6 +13,8 @@ import typer
 from a2a_fabric.cli.connection import read_page
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json_line, print_line, remark, report_errors
+from a2a_fabric.client.local_node import StateFolder
+from a2a_fabric.config import read_environment
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Forbidden, Unauthenticated
 from a2a_fabric.outbound.client import OutboundClient
 
@@ -48,12 +50,14 @@ async def _show(query: dict[str, str], url: str | None, token: str | None, *, fo
     node_id: str | None = None
     position: int | None = None
     is_away = False
+    address: str | None = None
     async with aclosing(OutboundClient()) as http:
         while True:
+            address = _find_address(url) or address  # not the default one: another node may have it
             wait = _WAIT if follow and position is not None else 0.0
             sent = {**query, "wait": str(wait), **({"after": str(position)} if position is not None else {})}
             try:
-                page = await read_page(http, url, token, "GET", f"/operator/log?{urlencode(sent)}", wait=wait)
+                page = await read_page(http, address, token, "GET", f"/operator/log?{urlencode(sent)}", wait=wait)
             except FabricError as error:
                 if node_id is None or isinstance(error, Unauthenticated | AuthInvalid | AuthExpired | Forbidden):
                     raise
@@ -72,6 +76,13 @@ async def _show(query: dict[str, str], url: str | None, token: str | None, *, fo
                 print_json_line(line) if as_json else print_line(_format_line(line))
             if not follow:
                 return
+
+
+def _find_address(url: str | None) -> str | None:
+    """The address that was named, else that of the node started last, if it runs."""
+    environ = read_environment()
+    running = StateFolder(environ).read_node()
+    return url or environ.get("FABRIC_URL") or (running.url if running is not None else None)
 
 
 def _format_line(line: dict[str, Any]) -> str:

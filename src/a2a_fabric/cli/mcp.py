@@ -28,6 +28,7 @@ from a2a_fabric.config import DEFAULT_LISTEN, read_environment
 from a2a_fabric.connecting.clients import TOKEN_VARIABLE
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
+from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import DELEGATION_VARIABLE, MaybeChain, chain_from_header, chain_to_headers
 from a2a_fabric.doors.mcp import McpDoor
 from a2a_fabric.doors.mcp.request import McpRequestContext
@@ -225,6 +226,8 @@ class StdioChannel:
         return True
 
     def _note_request(self, line: bytes) -> None:
+        if is_too_deep(line):  # refused unread, so its reply has no id
+            return
         message = _decode_message(line)
         if message.method == "notifications/cancelled":  # the request gets no reply
             self._mark_answered(message.params.request_id)

@@ -96,7 +96,7 @@ class FabricHttpEndpoints:
     def __init__(self, state: FabricDoorState) -> None:
         self._state = state
         self._context = state.context
-        self._operator = OperatorPages(state.context)
+        self.operator = OperatorPages(state.context)
 
     def build_routes(self) -> list[Route]:
         pages: dict[str, PageHandler] = {
@@ -146,13 +146,13 @@ class FabricHttpEndpoints:
         )
 
     async def _read_log(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self._operator.read_log(cycle.principal, cycle.scope.get("query_string", b""))
+        return await self.operator.read_log(cycle.principal, cycle.scope.get("query_string", b""))
 
     async def _list_changes(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self._operator.list_changes(cycle.principal, cycle.scope.get("query_string", b""))
+        return await self.operator.list_changes(cycle.principal, cycle.scope.get("query_string", b""))
 
     async def _approve_tools(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self._operator.approve(cycle.principal, cycle.body)
+        return await self.operator.approve(cycle.principal, cycle.body)
 
     async def _get_monitoring_status(self, cycle: FabricPageCycle) -> HttpReply:
         listed = (await cycle.run_operation("fabric.agent.list", {})).data["agents"]
@@ -246,10 +246,12 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
         keep_alive=settings.keep_alive,
         error_format=settings.error_format,
     )
+    endpoints = FabricHttpEndpoints(state)
     return Door(
         hot={"/mcp/call": CycleEndpoint(partial(FabricCallCycle, state))},
         sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
-        routes=FabricHttpEndpoints(state).build_routes(),
+        routes=endpoints.build_routes(),
+        stop=(endpoints.operator.stop,),
     )
 
 

@@ -53,6 +53,11 @@ _decode_facts = msgspec.json.Decoder(_LineFacts).decode
 class OperatorPages:
     def __init__(self, context: DoorContext) -> None:
         self._context = context
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Answer those who wait for lines of the log; the node would wait for them."""
+        self._is_stopping = True
 
     async def read_log(self, principal: Principal, query_string: bytes) -> HttpReply:
         """The lines since `after`; if there is none, the reply waits for one, up to `wait` seconds."""
@@ -66,7 +71,7 @@ class OperatorPages:
             self._context.acquire_stream(principal.principal_id)
             try:
                 ends_at = time.monotonic() + min(query.wait, _MAX_WAIT)
-                while not lines and time.monotonic() < ends_at:
+                while not lines and time.monotonic() < ends_at and not self._is_stopping:
                     await asyncio.sleep(_POLL_SECONDS)
                     lines, position = self._find_lines(log, msgspec.structs.replace(query, after=position))
             finally:
