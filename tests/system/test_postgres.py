@@ -535,10 +535,10 @@ async def test_of_several_nodes_that_start_together_each_migration_is_applied_by
 async def test_a_newer_or_another_schema_is_left_alone(server: Server) -> None:
     address = server.database()
     await (await build(address)).aclose()
-    await sql(address, "INSERT INTO a2a_fabric.schema_migrations VALUES (9, '0009_future', 'x', 0)")
-    with pytest.raises(SchemaTooNew, match=r"has schema 9, and this program knows up to \d"):
+    await sql(address, "INSERT INTO a2a_fabric.schema_migrations VALUES (99, '0099_future', 'x', 0)")
+    with pytest.raises(SchemaTooNew, match=r"has schema 99, and this program knows up to \d"):
         await build(address)
-    await sql(address, "DELETE FROM a2a_fabric.schema_migrations WHERE number = 9",
+    await sql(address, "DELETE FROM a2a_fabric.schema_migrations WHERE number = 99",
               "UPDATE a2a_fabric.schema_migrations SET checksum = 'other' WHERE number = 1")  # fmt: skip
     with pytest.raises(SchemaChanged, match="0001_jobs"):
         await build(address)
