@@ -117,6 +117,36 @@ async def test_a_program_with_all_the_calls_it_takes_is_busy_and_online() -> Non
     assert [each["to"] for each in changes(node)] == ["online"]
 
 
+SILENT_ABOUT_HEALTH = """
+import json, pathlib, sys
+for text in sys.stdin:
+    asked = json.loads(text)
+    if asked.get("name") == "echo":
+        print(json.dumps({"id": asked["id"], "ok": True, "result": {}}), flush=True)
+    elif asked.get("name") == "fabric.health":
+        pathlib.Path(sys.argv[1]).touch()
+"""
+
+
+async def test_what_the_node_itself_asks_a_program_takes_no_callers_place(tmp_path: Path) -> None:
+    note = tmp_path / "asked"
+    manifest = {
+        "agent_id": "percy",
+        "runtime": "process",
+        "endpoint": {"command": [sys.executable, "-c", SILENT_ABOUT_HEALTH, str(note)], "max_pending": 1},
+        "capabilities": [{"name": "echo"}],
+    }
+    async with running(manifests=[manifest], config={"health": {"interval": 0.02, "timeout": PATIENCE}}) as node:
+        assert (await node.ask("percy", "echo"))["ok"]
+
+        async def is_asked() -> bool:
+            return note.exists()
+
+        await eventually(is_asked)
+        reply = await node.ask("percy", "echo")
+        assert reply["ok"], reply
+
+
 async def test_another_nodes_busy_agent_is_busy_here_too() -> None:
     async with busy_percy() as (there, _), running(manifests=[entry(there.url)]) as here:
         await listed_from_afar(here, "lab/percy")

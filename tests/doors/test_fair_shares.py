@@ -26,7 +26,8 @@ KEYS = {"keys": [{"id": "greedy", "key": GREEDY}, {"id": "honest", "key": HONEST
 
 @asynccontextmanager
 async def shared(*agents: Agent, **config: Any) -> AsyncIterator[Node]:
-    async with running(*agents, config={"auth": KEYS, "health": {"interval": 0}, **config}) as node:
+    limits = {"drain_seconds": 1, **config.pop("limits", {})}  # some leave tasks behind that never end
+    async with running(*agents, config={"auth": KEYS, "health": {"interval": 0}, "limits": limits, **config}) as node:
         yield node
 
 

@@ -141,6 +141,7 @@ class JsonlSession:
         self._limits = limits
         self._on_closed = on_closed
         self._pending_calls: dict[str, _PendingCall] = {}
+        self._calls = 0  # of callers; requests of the node itself may be pending, too
         self._ids = itertools.count(1)
         self._write_lock = asyncio.Lock()
         self._invalid_lines = 0
@@ -155,10 +156,24 @@ class JsonlSession:
 
     @property
     def is_full(self) -> bool:
-        return len(self._pending_calls) >= self._limits.max_pending
+        return self._calls >= self._limits.max_pending
 
     async def ask(self, request: dict[str, Any], emit: Emit) -> JsonlAnswer:
-        """The child's answer. Cancelling cancels the call at the child."""
+        """The child's answer to a caller, of whom it takes only so many. Cancelling cancels the call at the child."""
+        self._check_open()
+        if self.is_full:
+            raise AgentBusy(
+                f"The agent is busy with {self._calls} calls, the most it takes at a time",
+                agent_id=self._child.program.agent_id,
+            )
+        self._calls += 1
+        try:
+            return await self.exchange(request, emit)
+        finally:
+            self._calls -= 1
+
+    async def exchange(self, request: dict[str, Any], emit: Emit) -> JsonlAnswer:
+        """The child's answer. A request of the node itself comes here directly and takes no caller's place."""
         self._check_open()
         id_, pending = str(next(self._ids)), _PendingCall()
         self._pending_calls[id_] = pending
@@ -180,11 +195,6 @@ class JsonlSession:
     def _check_open(self) -> None:
         if self.is_closed:
             raise AgentOffline(self._child.program.describe("is not running"), agent_id=self._child.program.agent_id)
-        if self.is_full:
-            raise AgentBusy(
-                f"The agent is busy with {len(self._pending_calls)} calls, the most it takes at a time",
-                agent_id=self._child.program.agent_id,
-            )
 
     async def _send(self, pending: _PendingCall, request: dict[str, Any]) -> None:
         line = msgspec.json.encode(request) + b"\n"
@@ -347,7 +357,7 @@ class JsonlRuntime:
             return "online"  # it is too busy for a health request
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT):
-                reply = await session.ask({"name": "fabric.health", "arguments": {}}, ignore_event)
+                reply = await session.exchange({"name": "fabric.health", "arguments": {}}, ignore_event)
         except TimeoutError:
             return "degraded"
         except (AgentOffline, UpstreamInterrupted):
@@ -361,7 +371,7 @@ class JsonlRuntime:
         session = await self._get_session()
         try:
             async with asyncio.timeout(DESCRIBE_TIMEOUT):
-                reply = await session.ask({"name": "fabric.describe", "arguments": {}}, ignore_event)
+                reply = await session.exchange({"name": "fabric.describe", "arguments": {}}, ignore_event)
         except (AgentOffline, AgentBusy, UpstreamInterrupted):
             raise
         except (FabricError, TimeoutError):
