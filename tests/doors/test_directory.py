@@ -425,6 +425,19 @@ async def test_open_by_configuration_it_asks_for_nothing_and_strangers_overwrite
         assert (await post(node, "/a2a", rpc("a2a/discover", {}), token="not-a-key-of-ours"))[0] == 401
 
 
+async def test_open_by_configuration_its_callers_are_not_the_operator(agent: tuple[Any, str]) -> None:
+    """What they register is not the operator's: it must not look like his agents, or answer callers for them."""
+    async with directory(percy(), door={"anonymous": "local"}) as node:
+        status, refused = await post(node, "/a2a/register", {**entry(agent[1]), "agentId": "Per-cy"}, token=None)
+        assert (status, "looks like agent 'percy'" in str(refused)) == (409, True)
+        mine = {**entry(agent[1]), "agentId": "visitor", "capabilities": ["unheard-of"]}
+        assert (await post(node, "/a2a/register", mine, token=None))[0] == 200
+        task = {"taskId": "t", "action": "unheard-of", "input": {}}
+        assert (await post(node, "/a2a/task", task))[0] == 404
+        status, refused = await post(node, "/a2a/task", {**task, "action": "shuot"}, token=None)
+        assert (status, "nearest: shout" in str(refused)) == (404, True)
+
+
 @requirement("002-13", "002-19")
 async def test_open_to_this_machine_it_stays_shut_to_other_sites_pages() -> None:
     async with directory(percy(), door={"anonymous": "local"}) as node:

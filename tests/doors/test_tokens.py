@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
@@ -295,6 +296,35 @@ class TestOpaque:
                     return bool((await asked(node, token)).status == 401)
 
                 await eventually(is_refused)
+
+    async def test_a_withdrawn_token_is_worth_nothing_on_a_socket_that_is_open(self) -> None:
+        async with authority() as own:
+            config = {"auth": {"issuers": [trusting(own, introspection_seconds=1)]}}
+            async with running(percy(), config=config) as node, asyncio.timeout(PATIENCE):
+                token, url = own.hand_out(scope="staff"), node.url.replace("http", "ws", 1)
+                headers = {"Authorization": f"Bearer {token}"}
+                fabric = await websockets.connect(f"{url}/mcp/call", additional_headers=headers)
+                mcp = await websockets.connect(f"{url}/mcp/ws", additional_headers=headers)
+
+                async def ask(number: int) -> dict[str, Any]:
+                    await fabric.send(json.dumps({"id": number, "name": "fabric.health"}))
+                    answer: dict[str, Any] = json.loads(await fabric.recv())["data"]
+                    return answer
+
+                assert (await ask(0))["ok"] is True
+                own.opaque[token]["active"] = False
+
+                async def is_refused() -> bool:
+                    return bool(not (await ask(1))["ok"])
+
+                await eventually(is_refused)
+                assert (await ask(2))["error"]["code"] == "AUTH_INVALID"
+                await mcp.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}))
+                with pytest.raises(websockets.ConnectionClosedError) as closed:
+                    await mcp.recv()
+                assert closed.value.rcvd is not None
+                assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "AUTH_INVALID")
+                await fabric.close()
 
     async def test_keys_of_the_node_are_told_to_no_caller(self, node: Node, server: Authority) -> None:
         before = len(server.asked)

@@ -148,3 +148,16 @@ def test_words_alone_lead_to_no_agent_that_only_changes_things() -> None:
     for text in ("eraser, good morning", "please erase this"):
         assert choose_unnamed_agent([eraser, writer], text).manifest is eraser
         assert choose_unnamed_agent([eraser], text).manifest is eraser
+
+
+def test_one_message_reads_only_so_many_words_and_the_next_ones_read_on() -> None:
+    """An agent that registers with ever new capabilities holds up no other caller for long."""
+    wordy = [Capability(name=f"tool-{number}", description="lorem ipsum " * 40) for number in range(500)]
+    wanted = Capability(name="polish", description="Makes things shine.")
+    capabilities = [*wordy, wanted]
+    rounds = 0
+    while choose("can you polish this?", *capabilities) != "polish":
+        rounds += 1
+        assert rounds < 10
+    assert rounds > 1
+    assert choose("can you polish this?", *capabilities) == "polish"

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +30,10 @@ UNKNOWN_CAPABILITY = Capability(name="message")  # of an agent that has not said
 _WORD_PATTERN = re.compile(r"[\w-]+")
 _CONVERSATION_NAMES = frozenset({"message", "chat", "ask", "default"})
 _PHRASE_WEIGHT, _NAME_WEIGHT, _DESCRIPTION_WEIGHT = 10.0, 2.0, 1.0
-_MAX_TEXT, _MAX_DESCRIPTION = 4000, 500  # characters that are compared
+_MAX_TEXT, _MAX_DESCRIPTION, _MAX_TRIGGER = 4000, 500, 256  # characters that are compared
+_MAX_TRIGGERS = 20  # of one capability
+_MAX_NEW_TEXT = 50_000  # characters of capabilities that are read for one message
+_MAX_CACHED = 4000
 _MAX_CAPABILITIES = 1000
 _MAX_LISTED = 12  # names in a refusal
 
@@ -131,17 +135,62 @@ def score_words(capabilities: Sequence[Capability], text: str) -> list[float]:
     query = _list_stems(text[:_MAX_TEXT])
     if not query:
         return [0.0] * len(capabilities)
-    phrase = f" {' '.join(stem_words(text[:_MAX_TEXT]))} "
-    names = [[stem_words(name) for name in (each.name, *each.triggers)] for each in capabilities]
-    name_stems = [query.intersection(chain.from_iterable(each)) for each in names]
-    description_stems = [query & _list_stems(each.description[:_MAX_DESCRIPTION]) for each in capabilities]
+    stems = stem_words(text[:_MAX_TEXT])
+    phrase, all_stems = f" {' '.join(stems)} ", frozenset(stems)
+    words = list(_read_all_words(capabilities))
+    name_stems = [query & each.in_names for each in words]
+    description_stems = [query & each.in_description for each in words]
     spread = Counter(stem for pair in zip(name_stems, description_stems, strict=True) for stem in set().union(*pair))
     return [
         sum(_NAME_WEIGHT / spread[stem] for stem in in_names)
         + sum(_DESCRIPTION_WEIGHT / spread[stem] for stem in in_description - in_names)
-        + _PHRASE_WEIGHT * any(name and f" {' '.join(name)} " in phrase for name in each)
-        for each, in_names, in_description in zip(names, name_stems, description_stems, strict=True)
+        + _PHRASE_WEIGHT * any(parts <= all_stems and whole in phrase for parts, whole in each.phrases)
+        for each, in_names, in_description in zip(words, name_stems, description_stems, strict=True)
     ]
+
+
+class _CapabilityWords(NamedTuple):
+    """The stems of a capability, and its name and triggers as phrases, each with its stems."""
+
+    in_names: frozenset[str] = frozenset()
+    in_description: frozenset[str] = frozenset()
+    phrases: tuple[tuple[frozenset[str], str], ...] = ()
+
+
+_NO_WORDS = _CapabilityWords()
+# By the identity of the capability, which the entry keeps alive.
+_words: dict[int, tuple[Capability, _CapabilityWords]] = {}
+
+
+def _read_all_words(capabilities: Iterable[Capability]) -> Iterator[_CapabilityWords]:
+    """Reading the words of a thousand capabilities takes half a second, in which the node does nothing else.
+
+    So one message reads only so many new ones, and those that it does not reach count for nothing; the next message
+    reads on.
+    """
+    budget = _MAX_NEW_TEXT
+    for each in capabilities:
+        known = _words.get(id(each))
+        if known is not None and known[0] is each:
+            yield known[1]
+        elif budget > 0:
+            budget -= len(each.name) + sum(map(len, each.triggers)) + len(each.description)
+            yield _read_words(each)
+        else:
+            yield _NO_WORDS
+
+
+def _read_words(capability: Capability) -> _CapabilityWords:
+    names = [stem_words(name[:_MAX_TRIGGER]) for name in (capability.name, *capability.triggers[:_MAX_TRIGGERS])]
+    words = _CapabilityWords(
+        in_names=frozenset(chain.from_iterable(names)),
+        in_description=frozenset(_list_stems(capability.description[:_MAX_DESCRIPTION])),
+        phrases=tuple((frozenset(name), f" {' '.join(name)} ") for name in names if name),
+    )
+    if len(_words) >= _MAX_CACHED:
+        _words.clear()
+    _words[id(capability)] = capability, words
+    return words
 
 
 def _list_stems(text: str) -> set[str]:

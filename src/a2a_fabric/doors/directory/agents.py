@@ -36,7 +36,7 @@ from a2a_fabric.core.errors import (
     error_from_code,
     suggest_nearest,
 )
-from a2a_fabric.core.policy import check_agent_name
+from a2a_fabric.core.policy import check_agent_name, is_limited, is_scoped
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.core.routing import may_answer_unnamed
@@ -141,7 +141,7 @@ class AgentDirectory:
         allowed = self._sort_by_rank(
             each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
         )
-        if not allowed and (principal.scp is not None or principal.cap is not None or principal.views):
+        if not allowed and is_limited(principal) and (is_scoped(principal) or principal.views):
             message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
             raise OutOfScope(message, f"capability:{action}", capability=action[:_MAX_ECHO])
         if not allowed:

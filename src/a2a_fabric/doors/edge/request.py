@@ -15,6 +15,7 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
 from a2a_fabric.core.limits import JSON_TOO_DEEP, is_too_deep
+from a2a_fabric.core.policy import ALL_SCOPES
 from a2a_fabric.core.propagation import (
     DELEGATION_HEADER_BYTES,
     MaybeChain,
@@ -304,13 +305,20 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
 class AnonymousPolicy:
-    """The node's authentication, except that a door may admit callers without credentials."""
+    """The node's authentication, except that a door may admit callers without credentials.
+
+    Such a caller is not the operator, however far the door trusts it: the scope `*` says so. Callers of trust tier
+    `public` have no scope, so that they can only call agents.
+    """
 
     def __init__(self, context: DoorContext, anonymous_trust: TrustTier | None) -> None:
         self._identify = context.identify
         self._narrow = context.narrow_to_views
+        scopes = None if anonymous_trust == "public" else (ALL_SCOPES,)
         self._anonymous = (
-            None if anonymous_trust is None else Principal(mode="none", principal_id="anonymous", trust=anonymous_trust)
+            None
+            if anonymous_trust is None
+            else Principal(mode="none", principal_id="anonymous", trust=anonymous_trust, scp=scopes)
         )
 
     @property

@@ -1,7 +1,9 @@
 """`/mcp/call` over WebSocket: many requests on one connection, each with an id that the client chooses.
 
 A message is the object that is POSTed, plus `id`; `{"id": ..., "cancel": true}` cancels a request. Events are sent as
-they happen, and each request ends with `final`. Closing the connection cancels all requests running on it."""
+they happen, and each request ends with `final`. Closing the connection cancels all requests running on it.
+
+A connection may outlive its token, so each request is refused or allowed by what the credentials are worth then."""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from a2a_fabric.doors.fabric.http import (
     encode_json,
     find_envelope_status,
 )
+from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.operations import OperationRequest, PreparedOperation
 
 _log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class FabricWebSocketEndpoint:
             return
         try:
             await send({"type": "websocket.accept"})
-            connection = _Connection(self._context, principal, delegation_chain, send)
+            connection = _Connection(self._context, head.credentials, principal, delegation_chain, send)
             try:
                 await self._receive_messages(connection, receive)
             finally:
@@ -80,8 +83,16 @@ class FabricWebSocketEndpoint:
 class _Connection:
     """The requests that run on one connection."""
 
-    def __init__(self, context: DoorContext, principal: Principal, delegation_chain: MaybeChain, send: Send) -> None:
+    def __init__(
+        self,
+        context: DoorContext,
+        credentials: Credentials,
+        principal: Principal,
+        delegation_chain: MaybeChain,
+        send: Send,
+    ) -> None:
         self._context = context
+        self._credentials = credentials
         self._principal = principal
         self._delegation_chain = delegation_chain
         self._send = send
@@ -102,13 +113,21 @@ class _Connection:
             if task is not None:
                 task.cancel()
             return
-        error = self._check_request(request)
+        error = await self._identify_again() or self._check_request(request)
         if error is not None:
             await self.send_message(build_final_body(error, new_trace()), request.id)
             return
         task = asyncio.ensure_future(self._answer(request))
         self._running[request.id] = task
         task.add_done_callback(lambda _: self._running.pop(request.id, None))
+
+    async def _identify_again(self) -> FabricError | None:
+        try:
+            await self._context.verify_credentials(self._credentials)
+            self._principal = self._context.identify(self._credentials)
+        except FabricError as error:
+            return error
+        return None
 
     def _check_request(self, request: FabricSocketRequest) -> FabricError | None:
         if request.id in self._running:
@@ -152,11 +171,12 @@ class _Connection:
         )
         if not prepared.stream:
             return await prepared.run(request, emit)
-        self._context.acquire_stream(self._principal.principal_id)
+        caller = self._principal.principal_id
+        self._context.acquire_stream(caller)
         try:
             return await prepared.run(request, emit)
         finally:
-            self._context.release_stream(self._principal.principal_id)
+            self._context.release_stream(caller)
 
     def _log_request(
         self, name: str, trace: Trace, outcome: Result | FabricError, seconds: float, *, is_call: bool

@@ -377,7 +377,7 @@ class McpWebSocketEndpoint:
             server = await self._get_server()
             offered = scope.get("subprotocols") or ()
             await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
-            channel = _TextChannel(receive, send)
+            channel = _TextChannel(receive, send, self._context, head)
             request_context = McpRequestContext(principal, head.trace, chain)
             request_context.wants_all_tools = _wants_all_tools(head)
             await server.run_text_session(channel.read_texts(), channel.send_text, request_context)
@@ -386,11 +386,13 @@ class McpWebSocketEndpoint:
 
 
 class _TextChannel:
-    """The two directions of one connection."""
+    """The two directions of one connection, which ends when its credentials are no longer valid."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, context: DoorContext, head: RequestHead) -> None:
         self._receive = receive
         self._send = send
+        self._context = context
+        self._credentials = head.credentials
         self._is_open = True
 
     async def read_texts(self) -> AsyncIterator[str | bytes]:
@@ -398,6 +400,13 @@ class _TextChannel:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 self._is_open = False
+                return
+            try:
+                await self._context.verify_credentials(self._credentials)
+                self._context.identify(self._credentials)
+            except FabricError as error:
+                self._is_open = False
+                await self._send({"type": "websocket.close", "code": 1008, "reason": error.code})
                 return
             yield message.get("text") or message.get("bytes") or b""
 
