@@ -25,7 +25,7 @@ from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
-from a2a_fabric.core.stores import Store
+from a2a_fabric.core.stores import DescriptionStore, Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
@@ -102,7 +102,9 @@ class Fabric:
         psk: str | None = None,
         environ: Mapping[str, str] | None = None,
         log_stream: IO[str] | None = None,
+        descriptions: DescriptionStore | None = None,
     ) -> None:
+        """`descriptions` is where the node remembers what agents offer, if that is not its store."""
         self.config = config or Config()
         self._base = base or Path.cwd()
         self.store_address = resolve_store_address(self.config, base)
@@ -113,13 +115,14 @@ class Fabric:
         self._keys = build_shared_keys(self.config, psk)
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
+        self._descriptions = descriptions
         self._lifetimes = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self.store: Store = await open_store(self.store_address)
             stack.push_async_callback(self.store.aclose)
-            self._memory = AgentMemory(self.store.descriptions)
+            self._memory = AgentMemory(self._descriptions or self.store.descriptions)
             await self._memory.load()
             self._build(stack)
             for door in self.doors:

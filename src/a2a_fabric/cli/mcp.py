@@ -32,6 +32,7 @@ from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import DELEGATION_VARIABLE, MaybeChain, chain_from_header, chain_to_headers
 from a2a_fabric.doors.mcp import McpDoor
 from a2a_fabric.doors.mcp.request import McpRequestContext
+from a2a_fabric.stores.description_files import DescriptionFiles
 
 _MAX_MESSAGE = 64 * 1024 * 1024
 _CONNECT_SECONDS = 10.0
@@ -76,7 +77,7 @@ def run(
                     raise
                 remark(f"The node at {node_url} runs this configuration, but with another key: starting one more node")
         setup = setup or plan_setup(config, [], DEFAULT_LISTEN, environ, env_file)
-        runner.run(_run_until_signal(_serve_own_node(setup, chain, channel, view)))
+        runner.run(_run_until_signal(_serve_own_node(setup, state, chain, channel, view)))
 
 
 def _find_node(
@@ -153,10 +154,18 @@ async def _send_lines(channel: StdioChannel, socket: ClientConnection) -> None:
         await socket.close()
 
 
-async def _serve_own_node(setup: NodeSetup, chain: MaybeChain, channel: StdioChannel, view: str | None) -> None:
+async def _serve_own_node(
+    setup: NodeSetup, state: StateFolder, chain: MaybeChain, channel: StdioChannel, view: str | None
+) -> None:
+    """Several clients may start nodes at once, in any folder: a store on disk only where a configuration is.
+
+    Without one, jobs end with the node; what the agents offer is remembered in the state folder.
+    """
+    has_memory = setup.config_file is not None or setup.is_demo  # the demo needs none
+    descriptions = None if has_memory else DescriptionFiles(state.offers)
     async with AsyncExitStack() as stack:
-        # Several clients may start nodes at once, in any folder: a store on disk only where a configuration is.
-        node = await start_node(setup.with_store_in(setup.own_folder if setup.config_file else None), None, stack)
+        own_folder = setup.own_folder if setup.config_file else None
+        node = await start_node(setup.with_store_in(own_folder), None, stack, descriptions)
         for warning in (*setup.remarks, *setup.warn_of_unset(node.registry.catalog.agents)):
             remark(f"Warning: {warning}")
         door = next((door for door in node.doors if isinstance(door, McpDoor)), None)

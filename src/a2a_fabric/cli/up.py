@@ -28,6 +28,7 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.demo.agents import MOUNTED, DemoAgents
 from a2a_fabric.node_setup import list_exposure_warnings
 from a2a_fabric.stores.address import redact_address, resolve_address
@@ -121,14 +122,24 @@ async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: b
                 remark("Stopped.")
 
 
-async def start_node(setup: NodeSetup, psk: str | None, stack: AsyncExitStack) -> Fabric:
+async def start_node(
+    setup: NodeSetup, psk: str | None, stack: AsyncExitStack, descriptions: DescriptionStore | None = None
+) -> Fabric:
     """Start a node without a port. Raises ConfigError: at the start there is no earlier catalog to keep."""
     sources: list[AgentSource] = [*setup.build_sources()]
     if setup.is_demo:
         sources.append(await stack.enter_async_context(DemoAgents()))
     with setup.locate_errors():
         mounted = MOUNTED if setup.is_demo else ()
-        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk, environ=setup.environ)
+        node = Fabric(
+            setup.config,
+            base=setup.base,
+            sources=sources,
+            agents=mounted,
+            psk=psk,
+            environ=setup.environ,
+            descriptions=descriptions,
+        )
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))

@@ -31,6 +31,7 @@ class StateFolder:
         self.folder = find_state_folder(environ)
         self.key = KeyFile(self.folder / "key")
         self.node_file = self.folder / "node.json"
+        self.offers = self.folder / "offers"  # what agents of nodes without a store of their own offered last
 
     def read_node(self) -> RunningNode | None:
         """The node that this user started last, if it is still running."""

@@ -85,6 +85,7 @@ class AgentMemory:
         )  # by agent id, the one that was described last at the end
         self._unwritten: set[_Key] = set()
         self._wake = asyncio.Event()
+        self._reported_problem: str | None = None
 
     async def load(self) -> None:
         """Read what is remembered. If the store does not answer, the node starts without it."""
@@ -188,7 +189,9 @@ class AgentMemory:
             try:
                 await call_store(self._store.put, rows)
             except StoreError as exc:
-                _log.warning("what agents offer could not be remembered: %s", exc.message)
+                if exc.message != self._reported_problem:  # it is tried again and again
+                    self._reported_problem = exc.message
+                    _log.warning("what agents offer could not be remembered: %s", exc.message)
                 return
             for key in due:
                 self._entries[key].written_at = self._clock()

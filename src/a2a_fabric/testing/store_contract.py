@@ -505,32 +505,6 @@ class RegistrationStoreContract:
         assert await store.health.read("stranger") == []
         await store.health.append([])
 
-    async def test_descriptions_are_replaced_by_agent_and_connection(self, store: Store) -> None:
-        first = StoredDescription(agent_id="percy", connection="a", body=b'{"version":"1"}', seen_at=1.0)
-        other = msgspec.structs.replace(first, connection="b", seen_at=2.0)
-        last = msgspec.structs.replace(first, agent_id="zed", body=b"\x00\xff", seen_at=3.0)
-        await store.descriptions.put([last, other, first])
-        assert list(await store.descriptions.read()) == [first, other, last]
-        assert list(await store.descriptions.read(limit=1)) == [first]
-        assert list(await store.descriptions.read(after=("percy", "a"))) == [other, last]
-        newer = msgspec.structs.replace(first, body=b"{}", seen_at=5.0)
-        await store.descriptions.put([newer])
-        await store.descriptions.put([])
-        assert await store.descriptions.prune(3.0) == 1
-        assert list(await store.descriptions.read()) == [newer, last]
-
-    async def test_large_descriptions_are_read_in_pages(self, store: Store) -> None:
-        large = [
-            StoredDescription(agent_id=f"a{number}", connection="c", body=bytes(9 << 20), seen_at=1.0)
-            for number in range(3)
-        ]
-        await store.descriptions.put(large)
-        names: list[str] = []
-        while page := await store.descriptions.read(after=(names[-1], "c") if names else ("", "")):
-            assert len(page) == 1
-            names += [each.agent_id for each in page]
-        assert names == ["a0", "a1", "a2"]
-
     async def test_old_health_is_forgotten(self, store: Store) -> None:
         await store.health.append([look(1.0), look(2.0), look(2.0, "other")])
         assert await store.health.prune(2.0) == 1
@@ -591,5 +565,37 @@ class RegistrationStoreContract:
 
 
 @pytest.mark.asyncio
-class StoreContract(JobStoreContract, MessageStoreContract, RegistrationStoreContract, LoginStoreContract):
+class DescriptionStoreContract:
+    """The contract of `Store.descriptions`."""
+
+    async def test_descriptions_are_replaced_by_agent_and_connection(self, store: Store) -> None:
+        first = StoredDescription(agent_id="percy", connection="a", body=b'{"version":"1"}', seen_at=1.0)
+        other = msgspec.structs.replace(first, connection="b", seen_at=2.0)
+        last = msgspec.structs.replace(first, agent_id="zed", body=b"\x00\xff", seen_at=3.0)
+        await store.descriptions.put([last, other, first])
+        assert list(await store.descriptions.read()) == [first, other, last]
+        assert list(await store.descriptions.read(limit=1)) == [first]
+        assert list(await store.descriptions.read(after=("percy", "a"))) == [other, last]
+        newer = msgspec.structs.replace(first, body=b"{}", seen_at=5.0)
+        await store.descriptions.put([newer])
+        await store.descriptions.put([])
+        assert await store.descriptions.prune(3.0) == 1
+        assert list(await store.descriptions.read()) == [newer, last]
+
+    async def test_large_descriptions_are_read_in_pages(self, store: Store) -> None:
+        large = [
+            StoredDescription(agent_id=f"a{number}", connection="c", body=bytes(9 << 20), seen_at=1.0)
+            for number in range(3)
+        ]
+        await store.descriptions.put(large)
+        names: list[str] = []
+        while page := await store.descriptions.read(after=(names[-1], "c") if names else ("", "")):
+            assert len(page) == 1
+            names += [each.agent_id for each in page]
+        assert names == ["a0", "a1", "a2"]
+
+
+class StoreContract(
+    JobStoreContract, MessageStoreContract, RegistrationStoreContract, DescriptionStoreContract, LoginStoreContract
+):
     """What every store promises. Subclass it, and add a fixture `store`: an empty store that is open."""
