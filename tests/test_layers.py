@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "authoring": {"core"},
     "cli": {ANYTHING},
     "client": {"core", "identity.keyfile", "outbound"},
-    "connecting": {"core", "importing.jsonc"},
+    "connecting": {"core", "importing.jsonc", "importing.yaml_text", "yamlfile"},
     "config": {
         "core",
         "identity.settings",

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from a2a_fabric.cli.mcp_clients import ClientFile
 from a2a_fabric.connecting.client_config import ClientEntry, add_entry, remove_entry
-from a2a_fabric.connecting.clients import CLIENTS
+from a2a_fabric.connecting.clients import CLIENTS, Machine
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
 from tests.fixtures.mcp_servers.serving import EVERYDAY
@@ -202,3 +203,84 @@ def test_a_symbolic_link_stays_one_and_a_loop_is_told(folder: Folder) -> None:
     assert done.returncode == 1
     assert "symbolic links" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+GOOSE = """# My settings.
+GOOSE_PROVIDER: "anthropic"   # the best
+extensions:
+  # Built in.
+  developer:
+    bundled: true
+    enabled: true
+    name: developer
+    type: builtin
+  every:
+    enabled: true
+    type: stdio
+    name: every
+    cmd: COMMAND
+    args: [ARGS]   # as it was
+    env_keys: [EVERY_KEY]
+GOOSE_MODE: smart_approve   # the end
+"""
+
+
+def test_gooses_file_keeps_its_comments_and_its_servers_are_imported(folder: Folder) -> None:
+    text = GOOSE.replace("COMMAND", EVERYDAY[0]).replace("ARGS", ", ".join(json.dumps(word) for word in EVERYDAY[1:]))
+    file = folder.put("home/.config/goose/config.yaml", text)
+    imported = folder("import", str(file), "--yes")
+    assert imported.returncode == 0, imported.stderr
+    assert "developer: skipped, it is built into the client" in imported.stderr
+    assert "EVERY_KEY: 'env:EVERY_KEY'" in folder.text("agents.yaml")
+    done = folder("connect", "goose", "--replace", "--name", "mine", EVERY_KEY="secret-1")
+    assert done.returncode == 0, done.stderr
+    written = yaml.safe_load(file.read_text())
+    assert list(written["extensions"]) == ["developer", "mine"]
+    entry = written["extensions"]["mine"]
+    assert (entry["type"], entry["name"], entry["enabled"], entry["env_keys"]) == ("stdio", "mine", True, ["EVERY_KEY"])
+    for comment in ("# My settings.", "# the best", "# Built in.", "# the end"):
+        assert comment in file.read_text()
+    assert folder("connect", "goose", "--undo", "--name", "mine").returncode == 0
+    assert yaml.safe_load(file.read_text()) == yaml.safe_load(text)
+    assert "# the best" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# only words\n",
+        "a: 1  # one",
+        "extensions:\n  b: {cmd: x}   # b\na: 1\n",
+        "extensions: {}\n",
+        "extensions:\na: 1\n",
+        "\ufeffa: 1\r\nextensions:\r\n    b:\r\n        cmd: x\r\n",
+        "a: |\n  extensions:\n    b: 1\nextensions:\n  b:\n    description: |\n      words\n      more\n# end\n",
+    ],
+)
+def test_yaml_is_edited_in_place(text: str) -> None:
+    client = CLIENTS["goose"]
+    added = add_entry(client, ENTRY, text, "config.yaml").text
+    assert added is not None
+    before, after = yaml.safe_load(text) or {}, yaml.safe_load(added)
+    assert after == {**before, "extensions": {**(before.get("extensions") or {}), "fabric": ENTRY.value}}
+    assert all(word in added for word in ("# b", "# one", "# only words", "# end") if word in text)
+    assert ("\n" in added.replace("\r\n", "")) is ("\r\n" not in text)
+    undone = remove_entry(client, "fabric", added, text, "config.yaml", {}).text
+    assert undone is not None
+    rest = {key: value for key, value in before.items() if value or key != "extensions"}
+    assert (yaml.safe_load(undone) or {}) == rest
+
+
+@pytest.mark.parametrize(("client", "older"), [
+    ("cline", ".config/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json"),
+    ("lmstudio", ".cache/lm-studio/mcp.json"),
+    ("opencode", ".config/opencode/opencode.jsonc"),
+])  # fmt: skip
+def test_a_file_at_an_older_place_is_used_if_none_is_where_it_belongs(folder: Folder, client: str, older: str) -> None:
+    file = folder.put(f"home/{older}", "{}\n")
+    assert Path(json.loads(folder("connect", client, "--json").stdout)["path"]) == file.resolve()
+    usual = CLIENTS[client].path(Machine(platform="linux", home=str(folder.home), environ={}))  # type: ignore[index]
+    Path(usual).parent.mkdir(parents=True, exist_ok=True)
+    Path(usual).write_text("{}\n")
+    assert Path(json.loads(folder("connect", client, "--json").stdout)["path"]) == Path(usual).resolve()

@@ -6,11 +6,13 @@ import json
 import stat
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import yaml
 
 from a2a_fabric.connecting.clients import CLIENTS, Machine
 from tests.fixtures.mcp_servers.serving import EVERYDAY
@@ -122,7 +124,8 @@ def test_connect_writes_what_the_client_reads(folder: Folder, client: str) -> No
     assert written.is_relative_to(folder.home)
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     entry = entry_in(written, client)
-    command = entry["command"] if client == "opencode" else [entry["command"], *entry["args"]]
+    first = entry["cmd" if client == "goose" else "command"]
+    command = first if client == "opencode" else [first, *entry["args"]]
     assert Path(command[0]).is_absolute()
     assert command[1:] == ["-m", "a2a_fabric", "mcp"]
 
@@ -173,8 +176,30 @@ def test_connect_goes_where_the_client_was_told_to_look(folder: Folder, client: 
 
 def entry_in(path: Path, client: str) -> Any:
     known = CLIENTS[client]  # type: ignore[index]  # one of them
-    value = tomllib.loads(path.read_text()) if known.is_toml else json.loads(path.read_text())
+    parsers: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+    value = parsers[known.file_format](path.read_text())
     return value[known.key]["fabric"]
+
+
+def test_a_linked_or_read_only_agents_file_is_not_replaced(folder: Folder) -> None:
+    folder.put("mcp.json", json.dumps(SERVERS))
+    real = folder.put("dotfiles/agents.yaml", "# mine\n")
+    link = folder.path / "agents.yaml"
+    link.symlink_to(real)
+    assert folder("import", "mcp.json", "--yes", "--no-check").returncode == 0
+    assert link.is_symlink()
+    assert "every-day" in real.read_text()
+    before = real.read_text()
+    real.chmod(0o400)
+    refused = folder("tools", "disable", "every-day.echo")
+    assert refused.returncode == 1
+    assert "read-only" in refused.stderr
+    other = folder("import", "mcp.json", "--yes", "--json", "--agents", "nowhere/agents.yaml")
+    assert other.returncode == 1
+    assert "cannot be written" in json.loads(other.stdout)["error"]
+    assert real.read_text() == before
+    broken = folder("import", str(folder.put("broken.json", "{")), "--json")
+    assert "not valid JSON" in json.loads(broken.stdout)["error"]
 
 
 def test_connect_keeps_what_is_there_and_a_copy_of_it(folder: Folder) -> None:
@@ -222,6 +247,10 @@ def test_codexs_file_keeps_its_comments(folder: Folder) -> None:
         ("cursor", ".cursor/mcp.json", '{"mcpServers": []}', "not a table"),
         ("codex", ".codex/config.toml", "a = [", "not valid TOML"),
         ("codex", ".codex/config.toml", 'mcp_servers = "none"\n', "not a table"),
+        ("goose", ".config/goose/config.yaml", "extensions: [", "not valid YAML"),
+        ("goose", ".config/goose/config.yaml", "extensions: []\na: 1\nextensions: {}\n", "written twice"),
+        ("goose", ".config/goose/config.yaml", "extensions: [a]\n", "not a table"),
+        ("goose", ".config/goose/config.yaml", "{extensions: {a: {cmd: x}}}\n", "cannot be changed safely"),
     ],
 )
 def test_a_file_that_cannot_be_changed_stays_as_it_is(
@@ -266,6 +295,11 @@ def test_misuse_is_told(folder: Folder) -> None:
         ("win32", "vscode", "/roaming/Code/User/mcp.json"),
         ("linux", "codex", "/h/.codex/config.toml"),
         ("linux", "claude-code", "/h/.claude.json"),
+        ("darwin", "cline", "/h/.cline/data/settings/cline_mcp_settings.json"),
+        ("darwin", "goose", "/h/.config/goose/config.yaml"),
+        ("win32", "goose", "/roaming/Block/goose/config/config.yaml"),
+        ("darwin", "zed", "/h/.config/zed/settings.json"),
+        ("win32", "lmstudio", "/h/.lmstudio/mcp.json"),
     ],
 )
 def test_each_system_has_its_own_places(platform: str, client: str, path: str) -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,14 +29,26 @@ def read_text(path: Path) -> str | None:
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Keep the permissions of a file that exists; `mode` is that of a new one. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Keep the permissions of a file that exists; `mode` is that of a new one. A symbolic link stays one.
+
+    Raises ConfigError, and then nothing has changed.
+    """
+    check_writable(path)
     with report_write_errors(path):
+        path = path.resolve()
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.touch(mode=mode)
         draft.write_bytes(text.encode())
         if path.exists():
             shutil.copymode(path, draft)
         draft.replace(path)
+
+
+def check_writable(path: Path) -> None:
+    """A new file would replace one that its owner has made read-only. Raises ConfigError."""
+    with suppress(OSError):
+        if not path.stat().st_mode & stat.S_IWUSR:
+            raise ConfigError(f"{path}: the file is read-only. Nothing was changed; make it writable first")
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,24 @@ _LINE_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0
 _MAX_PAGES = 1000
 _AGENT_KEY = "a2a-fabric/agent"
+_SETTLE_SECONDS = 15.0  # for agents that are still starting
+_POLL_SECONDS = 0.2
 _HIDDEN_TOOLS = re.compile(r"\d+ of \d+ tools are not listed.*", re.DOTALL)
 
 
 class ServerContents(msgspec.Struct, frozen=True, kw_only=True):
     """What a server lists."""
 
-    tools: int
+    tools: int  # of agents
     agents: int
+    own_tools: int = 0  # of the gateway
     hidden: str | None = None  # the server's sentence about tools that it does not list
+    troubled: dict[str, str] = {}  # agents that cannot be used now, and why
 
     @property
     def sentence(self) -> str:
-        return f"{self.tools} tools of {self.agents} agents." + (f" {self.hidden}" if self.hidden else "")
+        own = f", and {self.own_tools} of the gateway" if self.own_tools else ""
+        return f"{self.tools} tools of {self.agents} agents{own}." + (f" {self.hidden}" if self.hidden else "")
 
 
 class CheckFailed(FabricError):
@@ -50,7 +57,7 @@ async def check_server(
         raise CheckFailed(exc.full_message) from exc
     try:
         async with asyncio.timeout(timeout):
-            return await _list_tools(child)
+            return await _Session(child).look()
     except TimeoutError as exc:
         raise CheckFailed(f"The server did not list its tools within {timeout:g} s") from exc
     except (LineTooLong, ConnectionError, EOFError, msgspec.DecodeError) as exc:
@@ -62,33 +69,65 @@ async def check_server(
         await asyncio.shield(child.stop(_GRACE))
 
 
-async def _list_tools(child: ChildProcess) -> ServerContents:
-    lines = aiter(read_lines(child.stdout, _LINE_BYTES))
-    introduction = await _request(child, lines, INITIALIZE_REQUEST)
-    child.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
-    tools: list[dict[str, Any]] = []
-    cursor: str | None = None
-    for number in range(_MAX_PAGES):
-        params = {} if cursor is None else {"cursor": cursor}
-        request = {"jsonrpc": "2.0", "id": number + 2, "method": "tools/list", "params": params}
-        page = await _request(child, lines, request)
-        tools += page.get("tools", [])
-        cursor = page.get("nextCursor")
-        if cursor is None:
-            break
-    agents = {agent for tool in tools if (agent := (tool.get("_meta") or {}).get(_AGENT_KEY))}
-    hidden = _HIDDEN_TOOLS.search(str(introduction.get("instructions", "")))
-    return ServerContents(tools=len(tools), agents=len(agents), hidden=hidden[0] if hidden else None)
+class _Session:
+    """Requests to the server, one after the other."""
 
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._lines = aiter(read_lines(child.stdout, _LINE_BYTES))
+        self._ids = count(2)
 
-async def _request(child: ChildProcess, lines: AsyncIterator[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """The result of a request. Raises CheckFailed for an error, EOFError if the server has ended."""
-    child.stdin.write(msgspec.json.encode(request) + b"\n")
-    await child.stdin.drain()
-    async for line in lines:
-        message = msgspec.json.decode(line)
-        if isinstance(message, dict) and message.get("id") == request["id"] and "method" not in message:
-            if "error" in message:
-                raise CheckFailed(f"The server answered with an error: {message['error']}"[:300])
-            return dict(message["result"])
-    raise EOFError
+    async def look(self) -> ServerContents:
+        """What is listed when each agent has answered, or has had the time to."""
+        introduction = await self._send(INITIALIZE_REQUEST)
+        self._child.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+        await self._list_tools()  # waits for agents that were never asked
+        troubled = await self._find_troubled()
+        tools = await self._list_tools()
+        agents = [agent for tool in tools if (agent := (tool.get("_meta") or {}).get(_AGENT_KEY))]
+        hidden = _HIDDEN_TOOLS.search(str(introduction.get("instructions", "")))
+        return ServerContents(
+            tools=len(agents),
+            agents=len(set(agents)),
+            own_tools=len(tools) - len(agents),
+            hidden=hidden[0] if hidden else None,
+            troubled=troubled,
+        )
+
+    async def _list_tools(self) -> list[dict[str, Any]]:
+        tools: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await self._request("tools/list", {} if cursor is None else {"cursor": cursor})
+            tools += page.get("tools", [])
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                break
+        return tools
+
+    async def _find_troubled(self) -> dict[str, str]:
+        """The agents that are offline, and those that have not answered yet."""
+        ends_at = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            reply = await self._request("tools/call", {"name": "fabric_agent_list", "arguments": {}})
+            agents = (reply.get("structuredContent") or {}).get("agents", [])
+            if time.monotonic() > ends_at or all(each["status"] != "unknown" for each in agents):
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        silent = {each["agent_id"]: "it has not answered yet" for each in agents if each["status"] == "unknown"}
+        return silent | {each["agent_id"]: each.get("error") or "" for each in agents if each["status"] == "offline"}
+
+    async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        return await self._send({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
+
+    async def _send(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The result of a request. Raises CheckFailed for an error, EOFError if the server has ended."""
+        self._child.stdin.write(msgspec.json.encode(request) + b"\n")
+        await self._child.stdin.drain()
+        async for line in self._lines:
+            message = msgspec.json.decode(line)
+            if isinstance(message, dict) and message.get("id") == request["id"] and "method" not in message:
+                if "error" in message:
+                    raise CheckFailed(f"The server answered with an error: {message['error']}"[:300])
+                return dict(message["result"])
+        raise EOFError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import stat
 import sys
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,9 +13,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli.files import read_text, replace_text, report_write_errors
+from a2a_fabric.cli.files import check_writable, read_text, replace_text, report_write_errors
 from a2a_fabric.cli.mcp_check import CheckFailed, ServerContents, check_server
-from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE, NodeSetup, plan_setup
+from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE, ENV_FILE, NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.cli.program import NAME
@@ -79,7 +78,8 @@ def connect_client(
     environ = read_environment()
     mcp_client = _find_client(client)
     plan = _Plan(mcp_client, name, environ, config=config, agents=tuple(agents or ()))
-    node_url = _choose_url(http, url, environ)
+    with report_errors(as_json=as_json):
+        node_url = _choose_url(http, url, environ)
     if only_print:
         print_line(render_snippet(mcp_client, plan.build_entry(node_url)).rstrip("\n"))
         return
@@ -109,13 +109,7 @@ def _print_report(plan: _Plan, report: CheckResult, node_url: str | None, file: 
     client = plan.client
     remark(plan.describe_source(node_url))
     if report.contents is not None:
-        remark(f"Checked: the client will see {report.contents.sentence}")
-    unseen = plan.count_servers() - report.contents.agents if report.contents is not None else 0
-    if unseen > 0:
-        remark(
-            f"{unseen} of the MCP servers here are not in that list yet. A server that takes longer than "
-            f"health.first_list_timeout to start appears later; see how they are with: {NAME} up, then {NAME} agents"
-        )
+        _print_checked("Checked: the client will see", report.contents)
     if report.problem is not None:
         remark(f"Warning: the check failed. {report.problem}")
     if node_url is not None and client.inputs:
@@ -133,6 +127,12 @@ def _print_report(plan: _Plan, report: CheckResult, node_url: str | None, file: 
     remark(client.next_step)
 
 
+def _print_checked(start: str, contents: ServerContents) -> None:
+    remark(f"{start} {contents.sentence}")
+    for agent_id, reason in contents.troubled.items():
+        remark(f"  cannot be used now: {agent_id}{f': {reason}' if reason else ''}")
+
+
 def _find_client(client: str) -> McpClient:
     if client not in CLIENTS:
         raise typer.BadParameter(f"no client '{client}'{suggest_nearest(client, CLIENTS)}; known: {', '.join(CLIENTS)}")
@@ -142,11 +142,17 @@ def _find_client(client: str) -> McpClient:
 def _resolve_file(client: McpClient, path: Path | None, environ: Mapping[str, str]) -> Path:
     """Resolve symbolic links, so that replacing the file keeps them. Raises ConfigError."""
     machine = Machine(platform=sys.platform, home=str(Path.home()), environ=environ)
-    wanted = (path or Path(client.path(machine))).expanduser()
+    wanted = (path or _choose_path(client, machine)).expanduser()
     try:
         return wanted.resolve()
     except (OSError, RuntimeError) as exc:
         raise ConfigError(f"{wanted}: its symbolic links lead nowhere. Name another file with --path") from exc
+
+
+def _choose_path(client: McpClient, machine: Machine) -> Path:
+    """Where the client keeps its file; another place only if a file is there and none where it belongs."""
+    usual = Path(client.path(machine))
+    return next((path for path in (usual, *map(Path, client.other_paths(machine))) if path.exists()), usual)
 
 
 def _choose_url(http: bool, url: str | None, environ: Mapping[str, str]) -> str | None:
@@ -192,7 +198,7 @@ class _Plan:
     @cached_property
     def passed_variables(self) -> tuple[str, ...]:
         """Variables that the files refer to and that this shell has: the client has to pass them on."""
-        if not self.has_files or self.client.reference is None:
+        if not self.has_files or not self.client.can_pass_variables:
             return ()
         in_file = {name for name in self.setup.environ if name not in self._environ}
         values = [each.endpoint for each in self._read_agents()]
@@ -200,12 +206,15 @@ class _Plan:
         return tuple(sorted(name for name in names if name in self._environ and name not in INHERITED_VARIABLES))
 
     def build_entry(self, node_url: str | None, passed: tuple[str, ...] = ()) -> ClientEntry:
+        client = self.client
+        named = {client.name_key: self._name} if client.name_key else {}
         if node_url is None:
-            value = self.client.program_entry(self._command, self._own_variables)
-            return ClientEntry(name=self._name, value=self.client.pass_variables(value, passed) if passed else value)
-        if self.client.address_entry is None:
-            raise typer.BadParameter(f"{self.client.title} only starts programs: leave out --http and --url")
-        return ClientEntry(name=self._name, value=self.client.address_entry(node_url), inputs=self.client.inputs)
+            value = client.program_entry(self._command, self._own_variables)
+            value = client.pass_variables(value, passed) if passed else value
+            return ClientEntry(name=self._name, value={**named, **value})
+        if client.address_entry is None:
+            raise typer.BadParameter(f"{client.title} only starts programs: leave out --http and --url")
+        return ClientEntry(name=self._name, value={**named, **client.address_entry(node_url)}, inputs=client.inputs)
 
     def check(self, node_url: str | None) -> CheckResult:
         """Raises ConfigError for an entry that cannot work: a broken configuration, or a key that the client lacks."""
@@ -222,7 +231,7 @@ class _Plan:
                     raise ConfigError(f"{error.message}. Nothing was changed; --no-check connects anyway") from error
                 return CheckResult(problem=error.message)
             key_variable = next((name for name in (TOKEN_VARIABLE, "FABRIC_PSK") if self._environ.get(name)), None)
-            if key_variable is None or self.client.reference is None:
+            if key_variable is None or not self.client.can_pass_variables:
                 raise ConfigError(f"{self._explain_key(error)}. Nothing was changed") from error
             passed = (*passed, key_variable)
         try:
@@ -231,7 +240,7 @@ class _Plan:
             raise ConfigError(f"{error.message}. Nothing was changed") from error
 
     def _explain_key(self, error: CheckFailed) -> str:
-        if self.client.reference is not None:
+        if self.client.can_pass_variables:
             return f"{error.message}. Set {TOKEN_VARIABLE} here too, and run this command again"
         return (
             f"{error.message}. {self.client.title} cannot pass variables on: start the node without FABRIC_PSK, so "
@@ -289,10 +298,6 @@ class _Plan:
         }
         present = {each.agent_id: each for each in self._read_agents()}
         return {name: servers[name] for name in find_present(parse_servers({"mcpServers": servers}, ""), present)}
-
-    def count_servers(self) -> int:
-        """How many MCP servers the configuration of this folder has."""
-        return sum(each.runtime == "mcp" for each in self._read_agents()) if self.has_files else 0
 
     def _read_agents(self) -> list[Manifest]:
         return [manifest for path in self.setup.agents_files for manifest in read_manifests(path)]
@@ -352,8 +357,7 @@ class ClientFile:
     def _check_unchanged(self) -> None:
         if read_text(self.path) != self._original:
             raise ConfigError(f"{self.path}: another program has just changed the file. Nothing was changed; try again")
-        if self._original is not None and not self.path.stat().st_mode & stat.S_IWUSR:
-            raise ConfigError(f"{self.path}: the file is read-only. Nothing was changed; make it writable first")
+        check_writable(self.path)
 
     def _read_moved(self) -> dict[str, Any]:
         text = read_text(self._moved)
@@ -380,23 +384,25 @@ def import_servers(
 
     Example: a2a-fabric import ~/.cursor/mcp.json
     """
-    before = read_text(agents) or ""
-    present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
-    servers = [read_servers(path) for path in files]
-    imported = build_entries(servers, present, References(home=str(Path.home())))
-    after = add_entries(before, imported.entries, str(agents))
-    diff = unified_diff(before, after, agents.name)
+    with report_errors(as_json=as_json):
+        before = read_text(agents) or ""
+        present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
+        servers = [read_servers(path) for path in files]
+        imported = build_entries(servers, present, References(home=str(Path.home())))
+        after = add_entries(before, imported.entries, str(agents))
+        diff = unified_diff(before, after, agents.name)
+        if as_json and yes and after != before:
+            replace_text(agents, after)
     if as_json:
         fields: dict[str, Any] = msgspec.to_builtins(imported)
         print_json({"ok": True, "path": str(agents), "written": yes and after != before, **fields, "diff": diff})
-    else:
-        _print_import(imported, diff)
-    if after != before and (yes or (not as_json and typer.confirm(f"Write {agents}?", default=True, err=True))):
+        return
+    _print_import(imported, diff)
+    if after != before and (yes or typer.confirm(f"Write {agents}?", default=True, err=True)):
         replace_text(agents, after)
-        if not as_json:
-            remark(f"Wrote {agents}. Check it with: a2a-fabric check")
-            if check:
-                _print_contents(agents)
+        remark(f"Wrote {agents}. Check it with: a2a-fabric check")
+        if check:
+            _print_contents(agents)
 
 
 def _print_contents(agents: Path) -> None:
@@ -410,7 +416,7 @@ def _print_contents(agents: Path) -> None:
     except CheckFailed as error:
         remark(f"The agents could not be started for a look: {error.message}")
         return
-    remark(f"MCP clients of this node will see {contents.sentence}")
+    _print_checked("MCP clients of this node will see", contents)
     remark(f"Connect one with: {NAME} connect CLIENT --replace")
 
 
@@ -433,7 +439,7 @@ def _print_import(imported: ImportResult, diff: str) -> None:
     )
     remark("When more are there, the node and `a2a-fabric agents` say how many are hidden.")
     if imported.variables:
-        remark("\nSet these variables where the node runs; their values were not copied:")
+        remark(f"\nSet these variables where the node runs, or in {ENV_FILE} beside that file; they were not copied:")
         width = max(len(each.name) for each in imported.variables)
         for variable in imported.variables:
             remark(f"  {variable.name.ljust(width)}  {variable.purpose}")

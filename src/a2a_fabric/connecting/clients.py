@@ -13,7 +13,7 @@ import msgspec
 
 ClientName = Literal[
     "claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini", "windsurf", "zed", "cline", "lmstudio",
-    "opencode",
+    "opencode", "goose",
 ]  # fmt: skip
 TOKEN_VARIABLE = "FABRIC_TOKEN"  # noqa: S105  # its name
 TOKEN_INPUT = "fabric-token"  # noqa: S105  # its name
@@ -38,26 +38,32 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     path: Callable[[Machine], PurePath]
+    other_paths: Callable[[Machine], tuple[PurePath, ...]] = (
+        lambda machine: ()
+    )  # used if a file is there and not at path
     key: str  # of the table of servers
     program_entry: Callable[[list[str], dict[str, str]], dict[str, Any]]
     address_entry: Callable[[str], dict[str, Any]] | None = None
     inputs: tuple[dict[str, Any], ...] = ()  # what an address needs in addition, in a list of the same file
     reference: str | None = None  # how the value of a variable is written in `env`; None: the client has no such form
     env_key: str = "env"
-    is_toml: bool = False
+    name_key: str | None = None  # where an entry repeats its name
+    listed_key: str | None = None  # of a list of variables to pass on, for clients that list names instead
+    file_format: Literal["json", "toml", "yaml"] = "json"
     next_step: str = "Restart it to see the tools."
 
     def pass_variables(self, entry: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """The entry of a program that gets these variables of the client. Raises ValueError without `reference`."""
+        """The entry of a program that gets these variables of the client. Raises ValueError if it cannot."""
+        if self.listed_key is not None:
+            return {**entry, self.listed_key: [*entry.get(self.listed_key, ()), *names]}
         if self.reference is None:
             raise ValueError(f"{self.title} cannot pass variables on")
-        if self.reference == _LISTED:  # the client lists names instead of references
-            return {**entry, "env_vars": [*entry.get("env_vars", ()), *names]}
         references = {name: self.reference.format(name=name) for name in names}
         return {**entry, self.env_key: {**entry.get(self.env_key, {}), **references}}
 
-
-_LISTED = "env_vars"
+    @property
+    def can_pass_variables(self) -> bool:
+        return self.reference is not None or self.listed_key is not None
 
 
 def _make_program_entry(command: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -71,6 +77,10 @@ def _make_typed_program_entry(command: list[str], env: dict[str, str]) -> dict[s
 
 def _make_bearer_headers(reference: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {reference}"}
+
+
+def _make_goose_entry(kind: str) -> dict[str, Any]:
+    return {"enabled": True, "type": kind, "description": "Agents and tools of Fabric", "timeout": 300}
 
 
 CLIENTS: dict[ClientName, McpClient] = {
@@ -119,12 +129,12 @@ CLIENTS: dict[ClientName, McpClient] = {
     ),
     "codex": McpClient(
         title="Codex",
-        reference=_LISTED,
+        listed_key="env_vars",
         path=lambda machine: PurePath(machine.environ.get("CODEX_HOME") or f"{machine.home}/.codex", "config.toml"),
         key="mcp_servers",
         program_entry=_make_program_entry,
         address_entry=lambda url: {"url": url, "bearer_token_env_var": TOKEN_VARIABLE},
-        is_toml=True,
+        file_format="toml",
         next_step="See it with: codex mcp list",
     ),
     "gemini": McpClient(
@@ -164,9 +174,14 @@ CLIENTS: dict[ClientName, McpClient] = {
         next_step="See it in the settings of the Agent Panel.",
     ),
     "cline": McpClient(
-        title="Cline in VS Code",
-        path=lambda machine: machine.config_path(
-            "Code", "User", "globalStorage", "saoudrizwan.claude-dev", "settings", "cline_mcp_settings.json"
+        title="Cline",
+        path=lambda machine: PurePath(
+            machine.environ.get("CLINE_DIR") or f"{machine.home}/.cline", "data", "settings", "cline_mcp_settings.json"
+        ),
+        other_paths=lambda machine: (  # of the extension of VS Code before it shared its settings with the other Clines
+            machine.config_path(
+                "Code", "User", "globalStorage", "saoudrizwan.claude-dev", "settings", "cline_mcp_settings.json"
+            ),
         ),
         key="mcpServers",
         program_entry=_make_program_entry,
@@ -175,6 +190,9 @@ CLIENTS: dict[ClientName, McpClient] = {
     "lmstudio": McpClient(
         title="LM Studio",
         path=lambda machine: PurePath(machine.home, ".lmstudio", "mcp.json"),
+        other_paths=lambda machine: (
+            PurePath(machine.home, ".cache", "lm-studio", "mcp.json"),
+        ),  # of older installations
         key="mcpServers",
         program_entry=_make_program_entry,
     ),
@@ -184,6 +202,9 @@ CLIENTS: dict[ClientName, McpClient] = {
         env_key="environment",
         path=lambda machine: PurePath(
             machine.environ.get("XDG_CONFIG_HOME") or f"{machine.home}/.config", "opencode", "opencode.json"
+        ),
+        other_paths=lambda machine: (
+            PurePath(machine.environ.get("XDG_CONFIG_HOME") or f"{machine.home}/.config", "opencode", "opencode.jsonc"),
         ),
         key="mcp",
         program_entry=lambda command, env: {
@@ -199,5 +220,31 @@ CLIENTS: dict[ClientName, McpClient] = {
             "headers": _make_bearer_headers(f"{{env:{TOKEN_VARIABLE}}}"),
         },
         next_step="See it with: opencode mcp list",
+    ),
+    "goose": McpClient(
+        title="Goose",
+        listed_key="env_keys",
+        env_key="envs",
+        name_key="name",
+        path=lambda machine: (
+            machine.config_path("Block", "goose", "config", "config.yaml")
+            if machine.platform == "win32"
+            else PurePath(machine.environ.get("XDG_CONFIG_HOME") or f"{machine.home}/.config", "goose", "config.yaml")
+        ),
+        key="extensions",
+        program_entry=lambda command, env: {
+            **_make_goose_entry("stdio"),
+            "cmd": command[0],
+            "args": command[1:],
+            **({"envs": env} if env else {}),
+        },
+        address_entry=lambda url: {
+            **_make_goose_entry("streamable_http"),
+            "uri": url,
+            "headers": _make_bearer_headers(f"${{{TOKEN_VARIABLE}}}"),
+            "env_keys": [TOKEN_VARIABLE],
+        },
+        file_format="yaml",
+        next_step="See it with: goose configure, or start a new session.",
     ),
 }

@@ -1,6 +1,4 @@
-"""Adds agents to the text of an `agents.yaml`; existing text and comments stay as they are.
-
-This is done on the text, because ruamel.yaml writes the whole file anew and so changes its indentation and quotes."""
+"""Adds agents to the text of an `agents.yaml`, and changes which tools they leave out; all other text stays."""
 
 from __future__ import annotations
 
@@ -12,6 +10,14 @@ from typing import Any
 import yaml
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.importing.yaml_text import (
+    dump_block,
+    end_line_of,
+    end_with_newline,
+    insert_lines,
+    is_empty,
+    replace_lines,
+)
 from a2a_fabric.yamlfile import YAMLFile
 
 _NEW_FILE_HEADER = "# Agents of this node. Secrets stand as env:NAME. Reference: docs/configuration.md\n\nagents:\n"
@@ -29,7 +35,10 @@ def add_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def set_excluded_tools(text: str, agent_id: str, patterns: Sequence[str], name: str) -> str:
-    """The text with `tools.exclude` of an agent as given. Raises ConfigError if it cannot be changed safely."""
+    """The text with `tools.exclude` of an agent as given. Raises ConfigError if it cannot be changed safely.
+
+    Without patterns the list goes, and `tools` too if nothing else is in it.
+    """
     expected = [_with_excluded(entry, agent_id, patterns) for entry in _list_entries(YAMLFile(name, text).value)]
     listed = _find_agents_node(yaml.compose(text, Loader=yaml.SafeLoader))
     for entry in getattr(listed, "value", None) or ():
@@ -37,7 +46,8 @@ def set_excluded_tools(text: str, agent_id: str, patterns: Sequence[str], name: 
         if "agent_id" in fields and fields["agent_id"][1].value == agent_id:
             after = _edit_excluded(text, entry, fields, patterns)
             with suppress(ConfigError):  # raised if it is no longer YAML
-                if _list_entries(YAMLFile(name, after).value) == expected:
+                entries = _list_entries(YAMLFile(name, after).value)
+                if [_without_empty_choice(each) for each in entries] == expected:
                     return after
     raise ConfigError(
         f"{name}: the entry of agent '{agent_id}' is written in a form that cannot be changed safely; "
@@ -46,17 +56,28 @@ def set_excluded_tools(text: str, agent_id: str, patterns: Sequence[str], name: 
 
 
 def _with_excluded(entry: Any, agent_id: str, patterns: Sequence[str]) -> Any:
-    if not isinstance(entry, dict) or entry.get("agent_id") != agent_id:
+    if isinstance(entry, dict) and entry.get("agent_id") == agent_id:
+        entry = {**entry, "tools": {**(entry.get("tools") or {}), "exclude": list(patterns)}}
+    return _without_empty_choice(entry)
+
+
+def _without_empty_choice(entry: Any) -> Any:
+    """An empty list of excluded tools, and an empty `tools`, mean the same as none."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("tools") or {}, dict):
         return entry
-    return {**entry, "tools": {**(entry.get("tools") or {}), "exclude": list(patterns)}}
+    tools = {key: value for key, value in (entry.get("tools") or {}).items() if key != "exclude" or value}
+    rest = {key: value for key, value in entry.items() if key != "tools"}
+    return {**rest, "tools": tools} if tools else rest
 
 
 def _edit_excluded(text: str, entry: Any, fields: dict[str, Any], patterns: Sequence[str]) -> str:
-    """Replace the list, or add it to `tools`, or add `tools` to the entry."""
+    """Replace or remove the list, or add it to `tools`, or add `tools` to the entry."""
     written = f"exclude: {_dump_flow(patterns)}"
     if "tools" not in fields:
         return _add_key(text, entry, f"tools: {{{written}}}")
     tools = fields["tools"][1]
+    if not patterns and not entry.flow_style and len(tools.value) == 1:
+        return replace_lines(text, fields["tools"], "")
     if not isinstance(tools, yaml.MappingNode) or not tools.value:
         start = text[: tools.start_mark.index]
         return f"{start}{' ' * start.endswith(':')}{{{written}}}{text[tools.end_mark.index :]}"
@@ -74,8 +95,8 @@ def _add_key(text: str, mapping: Any, written: str) -> str:
     separator = ", " if mapping.flow_style else "\n" + " " * first.column
     if mapping.flow_style:
         return text[: first.index] + written + separator + text[first.index :]
-    last = _end_line_of(mapping)
-    return _insert_lines(text, last, f"{' ' * first.column}{written}\n")
+    last = end_line_of(mapping)
+    return insert_lines(text, last, f"{' ' * first.column}{written}\n")
 
 
 def _dump_flow(patterns: Sequence[str]) -> str:
@@ -96,15 +117,15 @@ def _insert_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None:
         start = text if not text or text.endswith("\n") else text + "\n"
-        return (start or "") + (_NEW_FILE_HEADER if not text.strip() else "agents:\n") + _dump_entries(entries, 2)
+        return (start or "") + (_NEW_FILE_HEADER if not text.strip() else "agents:\n") + dump_block(list(entries), 2)
     listed = _find_agents_node(root)
     if listed is None:
-        return _end_with_newline(text) + "agents:\n" + _dump_entries(entries, 2)
-    if _is_empty(listed):
+        return end_with_newline(text) + "agents:\n" + dump_block(list(entries), 2)
+    if is_empty(listed):
         return _fill_empty_list(text, listed, entries, indent=0 if listed is root else 2)
     if not isinstance(listed, yaml.SequenceNode) or listed.flow_style:
         raise _not_editable(name)
-    return _insert_lines(text, _end_line_of(listed), _dump_entries(entries, listed.start_mark.column))
+    return insert_lines(text, end_line_of(listed), dump_block(list(entries), listed.start_mark.column))
 
 
 def _find_agents_node(root: Any) -> Any | None:
@@ -114,39 +135,12 @@ def _find_agents_node(root: Any) -> Any | None:
     return next((value for key, value in root.value if key.value == "agents"), None)
 
 
-def _is_empty(node: Any) -> bool:
-    return not node.value or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null")
-
-
 def _fill_empty_list(text: str, empty: Any, entries: Sequence[dict[str, Any]], indent: int) -> str:
     """Put the entries in the place of `[]`, or of nothing."""
     start, end = empty.start_mark, empty.end_mark
     rest = text[: start.index].rstrip(" ") + text[end.index :]
     line_number = start.line + 1 if indent else start.line
-    return _insert_lines(rest, line_number, _dump_entries(entries, indent))
-
-
-def _end_line_of(node: Any) -> int:
-    """The number of the line after the node's last one."""
-    if isinstance(node, yaml.ScalarNode) or not node.value or node.flow_style:
-        mark = node.end_mark
-        return int(mark.line + 1 if mark.column else mark.line)
-    last = node.value[-1]
-    return _end_line_of(last[1] if isinstance(last, tuple) else last)
-
-
-def _insert_lines(text: str, line_number: int, added: str) -> str:
-    lines = _end_with_newline(text).splitlines(keepends=True)
-    return "".join([*lines[:line_number], added, *lines[line_number:]])
-
-
-def _end_with_newline(text: str) -> str:
-    return text if not text or text.endswith("\n") else text + "\n"
-
-
-def _dump_entries(entries: Sequence[dict[str, Any]], indent: int) -> str:
-    text = yaml.safe_dump(list(entries), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
-    return "".join(f"{' ' * indent}{line}" for line in text.splitlines(keepends=True))
+    return insert_lines(rest, line_number, dump_block(list(entries), indent))
 
 
 def _not_editable(name: str) -> ConfigError:

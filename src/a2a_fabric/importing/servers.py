@@ -5,6 +5,7 @@
     {"context_servers": {NAME: …}}                                             Zed
     {"mcp": {NAME: {"command": […], "environment"} or {"url", "headers"}}}     opencode
     [mcp_servers.NAME]                                                         Codex (TOML)
+    extensions: {NAME: {"cmd", "args", "envs", "env_keys"} or {"uri", "headers"}}   Goose (YAML)
 
 A server that cannot be used is skipped with a remark; only an unreadable file is an error. Agents are entries for
 `agents.yaml` with secrets by reference, or manifests in memory."""
@@ -29,9 +30,10 @@ from a2a_fabric.yamlfile import YAMLFile
 
 _URLS = ("url", "httpUrl", "serverUrl", "uri")
 _KNOWN_KEYS = {
-    *_URLS, "command", "args", "env", "environment", "headers", "http_headers", "cwd", "type", "transport",
-    "description", "disabled", "enabled", "isActive", "source",
+    *_URLS, "command", "cmd", "args", "env", "environment", "envs", "env_keys", "headers", "http_headers", "cwd",
+    "type", "transport", "description", "disabled", "enabled", "isActive", "source", "name", "display_name", "bundled",
 }  # fmt: skip
+_BUILT_IN = ("builtin", "platform", "frontend", "inline_python")  # extensions that only Goose itself can run
 _MAX_FILE_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -94,7 +96,7 @@ def _find_table(value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, dict):
         return None
     inner = value.get("mcp")
-    candidates = [value.get(key) for key in ("mcpServers", "servers", "mcp_servers", "context_servers")]
+    candidates = [value.get(key) for key in ("mcpServers", "servers", "mcp_servers", "context_servers", "extensions")]
     if isinstance(inner, dict):
         candidates += [inner.get("servers"), inner.get("mcpServers"), inner]
     return next((candidate for candidate in candidates if isinstance(candidate, dict)), None)
@@ -108,6 +110,9 @@ def _parse_server(name: str, entry: Any, remarks: list[str]) -> ClientServer | N
         remarks.append(f"{name}: skipped, it is disabled")
         return None
     kind = str(entry.get("type") or entry.get("transport") or "").lower()
+    if kind in _BUILT_IN:
+        remarks.append(f"{name}: skipped, it is built into the client")
+        return None
     url = next((entry[key] for key in _URLS if isinstance(entry.get(key), str) and entry[key]), None)
     if kind in ("ws", "websocket") or (url and not url.startswith(("http://", "https://", "${", "$"))):
         remarks.append(f"{name}: skipped, only stdio and HTTP servers can be used")
@@ -128,7 +133,7 @@ def _parse_server(name: str, entry: Any, remarks: list[str]) -> ClientServer | N
 
 
 def _parse_program(name: str, entry: dict[str, Any], remarks: list[str]) -> ClientServer | None:
-    command, args = entry.get("command"), entry.get("args") or []
+    command, args = entry.get("command") or entry.get("cmd"), entry.get("args") or []
     command_words = [command] if isinstance(command, str) else command
     if not isinstance(command_words, list) or not isinstance(args, list) or not command_words or not all(command_words):
         remarks.append(f"{name}: skipped, it has neither a command nor a url")
@@ -136,10 +141,17 @@ def _parse_program(name: str, entry: dict[str, Any], remarks: list[str]) -> Clie
     return ClientServer(
         name=name,
         command=tuple(str(word) for word in (*command_words, *args)),
-        env=_to_strings(entry.get("env") or entry.get("environment")),
+        env=_read_variables(entry),
         cwd=_to_string(entry.get("cwd")) or None,
         description=_to_string(entry.get("description")),
     )
+
+
+def _read_variables(entry: dict[str, Any]) -> dict[str, str]:
+    """`env_keys` lists variables whose values the client looks up."""
+    keys = entry.get("env_keys")
+    looked_up = {str(key): f"${{{key}}}" for key in keys} if isinstance(keys, list) else {}
+    return {**looked_up, **_to_strings(entry.get("env") or entry.get("environment") or entry.get("envs"))}
 
 
 def _to_strings(table: Any) -> dict[str, str]:
