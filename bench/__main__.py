@@ -10,12 +10,25 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from bench import a2a_rows, against, calls, jobs, mcp_rows, planning, processes, rest_rows, runtimes_rows, starts
+from bench import (
+    a2a_rows,
+    against,
+    calls,
+    jobs,
+    mcp_rows,
+    planning,
+    processes,
+    rest_rows,
+    runtimes_rows,
+    starts,
+    tool_lists,
+)
 from bench.rows import Effort
 
 GROUPS = {
     "calls": "/mcp/call to an HTTP agent: calls, streamed events, memory",
     "mcp": "MCP tools/call to an MCP server, in both eras",
+    "lists": "MCP lists of tools: long ones, the first after a restart; calls with filters and views",
     "a2a": "A2A SendMessage, beside an echo on the official SDK",
     "rest": "REST messages and tasks on SQLite and PostgreSQL",
     "runtimes": "every runtime beside its agent asked directly: calls, streamed events",
@@ -40,6 +53,8 @@ def main() -> None:
             calls.run(runner, cores, effort, many=20_000 if options.quick else 100_000)
         if "mcp" in wanted:
             mcp_rows.run(runner, cores, Effort(1, 0.5, 0.2) if options.quick else Effort(5, 2.0))
+        if "lists" in wanted:
+            tool_lists.run(runner, cores, Effort(2, 0.5, 0.3) if options.quick else Effort(7, 2.0))
         if "a2a" in wanted:
             a2a_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
         if "runtimes" in wanted:

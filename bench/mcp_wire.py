@@ -29,6 +29,12 @@ def stateless(port: int, path: str, tool: str, token: str = "") -> OpenConnectio
     return load.repeat_request(_post(port, path, body, token, headers), ANSWER)
 
 
+def list_tools(port: int, path: str, token: str, expected: bytes = b'"tools":[') -> OpenConnection:
+    """The list of tools, in the stateless era."""
+    headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/list"}
+    return load.repeat_request(_post(port, path, _message("tools/list", {"_meta": _META}), token, headers), expected)
+
+
 def handshake(port: int, path: str, tool: str, token: str = "") -> OpenConnection:
     """Each connection opens and closes its own session."""
 

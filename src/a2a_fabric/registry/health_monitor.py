@@ -23,6 +23,8 @@ from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 
 _log = logging.getLogger(__name__)
 _CONCURRENT_PROBES = 16
+_PROBE_PAUSE = 0.02  # between the first probes of agents whose offer is known
+_PROBE_SPREAD = 1.0  # of all these pauses in a round
 _MIN_REFRESH, _MAX_REFRESH = 1.0, 30.0  # seconds between questions to an agent that changes all the time
 _FIRST_RETRY, _MAX_RETRY = 1.0, 16.0  # seconds until a starting agent is probed again; doubled each time
 
@@ -112,9 +114,19 @@ class HealthMonitor:
             self._refreshes.pop(removed_id, None)
         for manifest in due:
             self._probed[manifest.agent_id] = manifest
+        # Starting a program blocks for milliseconds. Agents that are listed from memory can wait a little, so that
+        # the first requests after a restart do not wait for the start of all programs.
+        due.sort(key=self._is_described)
+        pause = min(_PROBE_PAUSE, _PROBE_SPREAD / max(len(due), 1))
         async with asyncio.TaskGroup() as group:
             for manifest in due:
                 group.create_task(self._probe_and_report(manifest, semaphore))
+                await asyncio.sleep(pause if self._is_described(manifest) else 0)
+
+    def _is_described(self, declared: Manifest) -> bool:
+        """Whether it is known what the agent offers, though it is not declared."""
+        listed = self._registry.catalog.get(declared.agent_id)
+        return not declared.capabilities and listed is not None and bool(listed.capabilities)
 
     async def _probe_and_report(self, manifest: Manifest, semaphore: asyncio.Semaphore) -> None:
         async with semaphore:
