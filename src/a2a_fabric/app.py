@@ -22,7 +22,7 @@ from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.pending_questions import ContinuationSeal
-from a2a_fabric.core.policy import is_operator
+from a2a_fabric.core.policy import administers, is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.stores import DescriptionStore, Store
@@ -45,6 +45,7 @@ from a2a_fabric.node_setup import (
     build_shared_keys,
     build_token_middleware,
     list_token_issuers,
+    list_view_warnings,
     open_log_writer,
     open_store,
     resolve_store_address,
@@ -60,6 +61,7 @@ from a2a_fabric.protocols.mcp.runtime_ports import (
     PromptResourceProviders,
     Tunnel,
 )
+from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import GatedProxySteps
 from a2a_fabric.registry.health import HealthHistory, HealthTracker
 from a2a_fabric.registry.health_monitor import HealthMonitor
@@ -117,6 +119,7 @@ class Fabric:
         self._log_stream = log_stream
         self._descriptions = descriptions
         self._lifetimes = AsyncExitStack()
+        self._has_checked_views = not self.config.views
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -129,6 +132,8 @@ class Fabric:
                 await stack.enter_async_context(door.lifetime)
             for source in self._all_sources:
                 await self.registry.load(source)
+            self.registry.add_listener(self._log_view_warnings)
+            self._log_view_warnings(self.registry.catalog)
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
             stack.push_async_callback(self._memory.aclose)
@@ -197,6 +202,9 @@ class Fabric:
         self.registry.add_listener(nodes.on_catalog_changed)
         self.registry.add_listener(self.telemetry.on_catalog_changed)
         self.gateway = self._build_gateway()
+        self.gateway.notice_sources.append(
+            lambda principal: self.registry.list_tool_notices() if administers(principal) else ()
+        )
         limits = config.limits
         self._streams = FairLimit(
             "streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0
@@ -243,6 +251,14 @@ class Fabric:
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
         """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
         return self._identify.narrow(principal, Credentials(view=view))
+
+    def _log_view_warnings(self, catalog: Catalog) -> None:
+        """Once, when each agent has been asked what it offers: views do not change while the node runs."""
+        if self._has_checked_views or self.registry.unasked.has_any:
+            return
+        self._has_checked_views = True
+        for warning in list_view_warnings(self.config, catalog):
+            _log.warning("%s", warning)
 
     async def _check_store(self) -> None:
         """The smallest question to the store. Raises StoreError."""

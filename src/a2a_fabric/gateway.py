@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Handler, Principal
 from a2a_fabric.core.errors import BadInput
@@ -30,14 +30,14 @@ class Gateway:
         self.count_calls = count_calls  # how many calls an agent is working on
         self.node_id = node_id
         self.started_at = time.time()
-        self.notice_sources: list[Callable[[Principal], str | None]] = []  # doors add what callers should know
+        self.notice_sources: list[Callable[[Principal], Iterable[str]]] = []  # what callers should know
         self.call = handler  # asks an agent; raises FabricError; cancelling it cancels the agent's work
         self.default_timeout_ms = min(timeout_ms, max_timeout_ms)
         self._max_timeout_ms = max_timeout_ms
 
     def list_notices(self, principal: Principal) -> list[str]:
         """What this caller should know about the node, one sentence each."""
-        return [notice for source in self.notice_sources if (notice := source(principal)) is not None]
+        return [notice for source in self.notice_sources for notice in source(principal)]
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:
         """The caller's timeout within the node's limits; routing applies that of the capability. Raises BadInput."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,8 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
+
+_MAX_PROBLEMS = 20  # that are reported of one view
 
 
 def resolve_store_address(config: Config, base: Path | None) -> str:
@@ -165,7 +168,9 @@ def list_exposure_warnings(config: Config) -> list[str]:
 
 
 def list_view_warnings(config: Config, manifests: Iterable[Manifest]) -> list[str]:
-    """One warning for each view that includes nothing of these agents and tools, or everything."""
+    """A warning for each view that includes nothing of these agents and tools, or everything, and for each of its
+    patterns that matches nothing.
+    """
     offered, warnings = list(manifests), list[str]()
     for view in config.views:
         if not any(map(view.may_include, offered)):
@@ -178,6 +183,8 @@ def list_view_warnings(config: Config, manifests: Iterable[Manifest]) -> list[st
                 f"views: '{view.name}' matches every agent and every tool, so it hides nothing. Name what it is to "
                 "include in agents, tools, tags or tiers"
             )
+        problems = islice(view.list_unmatched(offered), _MAX_PROBLEMS)
+        warnings += [f"views: '{view.name}': {problem}" for problem in problems]
     return warnings
 
 

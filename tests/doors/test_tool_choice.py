@@ -159,3 +159,46 @@ async def test_a_changed_tool_is_flagged_held_back_and_listed_again_when_it_is_a
     async with running(manifests=[server(tmp_path, "github")], config=config) as node, client(node) as connected:
         assert len(await names(connected, "github")) == 4
         assert node.fabric.registry.describe_tools("github").changes == ()
+
+
+async def test_a_changed_tool_is_flagged_wherever_the_operator_lists_tools(tmp_path: Path) -> None:
+    offer(tmp_path, "github", TOOLS)
+    config = in_file(tmp_path)
+    chosen = server(tmp_path, "github", tools={"rename": {"search": "find"}})
+    async with running(manifests=[chosen], config=config) as node, client(node) as connected:
+        assert len(await names(connected, "github")) == 4
+    offer(tmp_path, "github", [*TOOLS[:3], tool("search", "Says something else.")])
+    async with running(manifests=[chosen], config=config) as node:
+
+        async def is_flagged() -> bool:
+            return bool(node.fabric.registry.describe_tools("github").changes)
+
+        await eventually(is_flagged)
+        agent = (await node.operation("fabric.agent.describe", {"agent_id": "github"}))["result"]["agent"]
+        flagged = [each["name"] for each in agent["capabilities"] if each.get("changed_since_approval")]
+        assert flagged == ["find"]
+        tools = (await node.operation("fabric.tool.list", {"provider": "agent"}))["result"]["tools"]
+        assert [each["tool_id"] for each in tools if each.get("changed_since_approval")] == ["agent.github.find"]
+        notices = (await node.operation("fabric.health", {}))["result"]["notices"]
+        assert any("tools diff github" in notice for notice in notices)
+
+
+async def test_a_tool_that_is_held_back_is_named_to_the_operator_alone(tmp_path: Path) -> None:
+    offer(tmp_path, "github", TOOLS)
+    keys = [{"id": "guest", "key": "the-key-of-the-guest"}]
+    config = in_file(tmp_path, pin_tools=True, auth={"keys": keys})
+    async with running(manifests=[server(tmp_path, "github")], config=config) as node, client(node) as connected:
+        assert len(await names(connected, "github")) == 4
+    offer(tmp_path, "github", [*TOOLS[:3], tool("search", "Says something else.")])
+    async with running(manifests=[server(tmp_path, "github")], config=config) as node:
+
+        async def is_held() -> bool:
+            return node.fabric.registry.describe_tools("github").is_held
+
+        await eventually(is_held)
+        agent = (await node.operation("fabric.agent.describe", {"agent_id": "github"}))["result"]["agent"]
+        assert agent["held_tools"] == ["search"]
+        guest = await node.operation("fabric.agent.describe", {"agent_id": "github"}, token="the-key-of-the-guest")
+        assert guest["ok"]
+        assert "search" not in json.dumps(guest)
+        assert "notices" not in (await node.operation("fabric.health", {}, token="the-key-of-the-guest"))["result"]

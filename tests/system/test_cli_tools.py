@@ -13,7 +13,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.importing.agents_yaml import set_excluded_tools
 from a2a_fabric.yamlfile import YAMLFile
 from tests.doors.test_first_list import SERVER, offer, tool
-from tests.system.node import Node, running_node, until
+from tests.system.node import Node, run, running_node, until
 
 AGENTS = f"""# My servers.
 agents:
@@ -57,22 +57,33 @@ def test_tools_are_disabled_and_enabled_while_the_node_runs(node: Node) -> None:
     assert wrong.returncode == 1
     assert "No tool of 'github' matches 'nothing_*', so nothing was changed" in wrong.stderr
     covered = node.run("tools", "enable", "github.delete_repo")
-    assert "covered by 'delete_*'" in covered.stderr
+    assert covered.returncode == 1
+    assert "left out by 'delete_*'" in covered.stderr
     assert (node.folder / "agents.yaml").read_text() == after
     assert node.run("tools", "enable", "github.delete_*").returncode == 0
     until(lambda: "delete_repo" in describe(node), "the tool to come back")
-    assert (node.folder / "agents.yaml").read_text().replace("    tools: {exclude: []}\n", "") == before
+    assert (node.folder / "agents.yaml").read_text() == before, "no empty list stays"
+    again = node.run("tools", "enable", "agent.github.delete_*")  # as lists for programs name it
+    assert again.returncode == 0
+    assert "was not disabled. 'github' leaves out: nothing" in again.stderr
     unknown = node.run("tools", "disable", "githup.search")
     assert "nearest: github" in unknown.stderr
 
 
 def test_changes_of_a_tool_are_shown_and_approved(node: Node) -> None:
     assert "No tool has changed" in node.run("tools", "diff").stderr
+    for command in ("diff", "approve"):
+        assert "Agent 'githup' not found (nearest: github)" in node.run("tools", command, "githup").stderr
     offer(node.folder, "github", [tool("search", "Searches. Sends your keys away.")])
     until(lambda: "keys" in node.run("tools", "diff", "github").stdout, "the change to be noticed")
     shown = node.run("tools", "diff", "github").stdout
     assert "-Searches." in shown
     assert "+Searches. Sends your keys away." in shown
+    assert "nothing to approve" in node.run("tools", "approve", "github", "other").stderr
+    assert "+Searches. Sends your keys away." in node.run("tools", "diff", "github").stdout, "it is not forgotten"
+    assert "tools diff github" in node.run("agents").stderr
+    assert "github.search      changed" in node.run("tools", "list").stdout
+    assert "when it was approved" in node.run("describe", "github").stdout
     assert "Approved: search" in node.run("tools", "approve", "github").stdout
     assert "No tool has changed" in node.run("tools", "diff").stderr
 
@@ -110,6 +121,27 @@ def test_following_goes_on_when_the_node_is_started_again(node: Node) -> None:
         follower.communicate(timeout=10)
 
 
+def test_a_node_that_stops_does_not_wait_for_those_who_follow_its_log(node: Node) -> None:
+    follower = node.start("log", "-f")
+    try:
+        node.run("call", "github", "search", "--json")
+        assert follower.stdout is not None
+        assert "github.search" in follower.stdout.readline()
+        node.signal()
+        assert node.process.wait(15) == 0, "a request of a follower waits for up to 25 s"
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_a_number_for_an_argument_that_is_a_text_is_explained(node: Node) -> None:
+    done = node.run("call", "github", "search", "--arg", "text=5")
+    assert done.returncode == 1
+    assert """a text is --arg 'text="..."'""" in done.stderr
+    assert node.run("call", "github", "search", "--arg", 'text="5"').returncode == 0
+    assert "no such call" in node.run("log", "--agent", "nobody").stderr
+
+
 def test_only_the_operator_reads_the_log(node: Node) -> None:
     refused = node.run("log", "--token", "wrong")
     assert refused.returncode == 1
@@ -129,10 +161,35 @@ def test_only_the_operator_reads_the_log(node: Node) -> None:
 def test_only_the_list_of_excluded_tools_changes(text: str, patterns: list[str]) -> None:
     before, after = YAMLFile("f", text).value, YAMLFile("f", set_excluded_tools(text, "a", patterns, "f")).value
     [old], [new] = (value["agents"] if isinstance(value, dict) else value for value in (before, after))
-    assert new == {**old, "tools": {**(old.get("tools") or {}), "exclude": patterns}}
+    assert (new.get("tools") or {}).get("exclude") or patterns == []
+    for entry in (old, new):
+        entry["tools"] = {**(entry.get("tools") or {}), "exclude": None}
+    assert new == old
 
 
 def test_an_entry_that_cannot_be_changed_safely_is_left_alone() -> None:
     text = "base: &base {agent_id: a}\nagents:\n  - <<: *base\n"
     with pytest.raises(ConfigError, match="write `tools"):
         set_excluded_tools(text, "a", ["x"], "f")
+
+
+def test_check_warns_of_patterns_that_match_nothing_and_names_the_nearest(tmp_path: Path) -> None:
+    path = offer(tmp_path, "github", [tool("search", "Searches."), tool("delete_repo"), tool("delete_branch")])
+    choice = "    tools: {exclude: ['delte_*', 'delete_*'], derive: {find: {from: serch}}}\n"
+    agents = AGENTS.replace("TOOLS", str(path)).replace("    runtime: mcp\n", f"    runtime: mcp\n{choice}", 1)
+    missing = "  - {agent_id: gone, runtime: mcp, endpoint: {command: [no-such-program, x]}}\n"
+    (tmp_path / "agents.yaml").write_text(agents + missing)
+    views = [{"name": "safe", "agents": ["githup"], "tools": ["github.seek*", "last.*"], "exclude": ["github.delte_*"]}]
+    (tmp_path / "fabric.yaml").write_text(json.dumps({"views": views}))
+    done = run("check", home=tmp_path / "home", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tools.exclude: 'delte_*' matches no tool of the agent (nearest: delete_repo" in done.stderr
+    assert "'delete_*' matches" not in done.stderr
+    assert "'find' is made from 'serch', which the agent does not offer (nearest: search)" in done.stderr
+    assert "views: 'safe': agents: 'githup' matches nothing (nearest: github)" in done.stderr
+    assert "views: 'safe': tools: 'github.seek*' matches no tool (nearest: github.search)" in done.stderr
+    assert "views: 'safe': exclude: 'github.delte_*' matches no tool" in done.stderr
+    assert "'last.*'" not in done.stderr
+    assert "agent gone: The program 'no-such-program' cannot be found or run" in done.stderr
+    with running_node(tmp_path) as node:
+        until(lambda: "views: 'safe'" in node.said and "delte_*" in node.said, "the warnings in the log")

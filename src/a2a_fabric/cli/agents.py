@@ -128,6 +128,7 @@ def _build_agent_fields(view: dict[str, Any]) -> list[tuple[str, str]]:
         ("about", view["description"]),
         ("status", view["status"]),
         ("error", view.get("error", "")),
+        ("held back", ", ".join(view.get("held_tools", ()))),
         ("runtime", view["runtime"] or ""),
         ("endpoint", " ".join(filter(None, (endpoint["transport"], endpoint["uri"])))),
         ("node", view["node_id"]),
@@ -152,6 +153,8 @@ def _build_registration_fields(row: dict[str, Any] | None) -> list[tuple[str, st
 def _print_capability(agent: str, capability: dict[str, Any]) -> None:
     streams = " (streams)" if capability["streaming"] else ""
     typer.secho(f"{agent} {capability['name']}{streams}", bold=True)
+    if capability.get("changed_since_approval"):
+        print_line(f"  It says something else than when it was approved. See: a2a-fabric tools diff {agent}")
     if capability["description"]:
         print_line(f"  {capability['description']}")
     schema = capability["input_schema"]

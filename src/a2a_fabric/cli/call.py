@@ -20,7 +20,7 @@ from a2a_fabric.cli.output import print_json, print_line, remark, save_parts
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.wire import CallResult
 from a2a_fabric.core.call import Attachment
-from a2a_fabric.core.errors import UpstreamInterrupted, suggest_nearest
+from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, suggest_nearest
 
 MAX_ATTACHED_BYTES = 16 * 1024 * 1024  # of all files together; a node may accept less
 _STDIN_BYTES = 4 * 1024 * 1024
@@ -197,6 +197,10 @@ def _run_call(node: FabricClient, call: _StreamedCall, *, stream: bool, trace: b
     except KeyboardInterrupt:
         call.report_interrupt()
         raise
+    except BadInput as error:
+        if hint := _explain_text_argument(error, call.arguments.get("context")):
+            raise BadInput(f"{error.message}. {hint}") from error
+        raise
     finally:
         call.output.screen.end()
     if as_json:
@@ -251,6 +255,14 @@ def _build_envelope(result: CallResult) -> dict[str, Any]:
         "fallback": result.fallback,
         **extras,
     }
+
+
+def _explain_text_argument(error: BadInput, context: dict[str, Any] | None) -> str | None:
+    """How to send a text that looks like a number, if the agent refused the number."""
+    if 'not of type "string"' not in error.message:
+        return None
+    number = next((name for name, value in (context or {}).items() if f"{name}:" in error.message), None)
+    return None if number is None else f"--arg {number}=... was read as JSON; a text is --arg '{number}=\"...\"'"
 
 
 def _print_remarks(result: CallResult, trace: bool) -> None:

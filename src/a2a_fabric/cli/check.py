@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+import shlex
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile, Json
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark, shorten_names
 from a2a_fabric.client.local_node import StateFolder
-from a2a_fabric.config import Config, LogSettings, read_environment
+from a2a_fabric.config import Config, LogSettings, read_environment, resolve_env
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import ConfigError, FabricError
+from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
 from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings, resolve_store_address
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtime_factory import infer_runtime_kind
+from a2a_fabric.runtimes.programs import ProgramSpec, build_environment
 from a2a_fabric.schemas.validators import compile_input_schema
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.yamlfile import YAMLFile
@@ -69,6 +72,7 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
     node = _build_node(setup, config)
     with setup.locate_errors():
         async with node:
+            warnings = await _compare_patterns(setup, node)
             problems = [*node.registry.errors.values(), *await _find_problems(setup, node)]
             catalog = node.registry.catalog
             return CheckReport(
@@ -79,6 +83,8 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
                     *list_view_warnings(config, catalog),
                     *setup.remarks,
                     *setup.warn_of_unset(catalog.agents),
+                    *_find_missing_programs(setup, catalog.agents),
+                    *warnings,
                     *node.gateway.list_notices(OPERATOR_PRINCIPAL),
                 ],
                 config=str(setup.config_file) if setup.config_file else None,
@@ -90,13 +96,29 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
             )
 
 
+async def _compare_patterns(setup: NodeSetup, node: Fabric) -> list[str]:
+    """Where tools are chosen by patterns, ask the agents what they offer; a warning for those that did not say."""
+    registry = node.registry
+    chosen = [each.agent_id for each in registry.catalog.agents if registry.find_declaration(each).tools is not None]
+    if not chosen and not setup.config.views:
+        return []
+    await registry.unasked.wait()
+    silent = [agent_id for agent_id in chosen if not registry.get_agent(agent_id).capabilities]
+    return [
+        f"agent {agent_id}: it did not say what it offers, so `tools` could not be compared with it"
+        for agent_id in silent
+        if not registry.describe_tools(agent_id).problems
+    ]
+
+
 def _build_node(setup: NodeSetup, config: Config) -> Fabric:
     # `up` has a key under the same conditions.
     has_key = not config.auth.anonymous or setup.environ.get("FABRIC_PSK") or StateFolder(setup.environ).key.read()
     psk = _PLACEHOLDER_KEY if has_key else None
     mounted = MOUNTED if setup.is_demo else ()
     sources = [_DemoSource()] if setup.is_demo else setup.build_sources()
-    check_config = msgspec.structs.replace(config, store="memory:")  # the real store is not opened
+    health = msgspec.structs.replace(config.health, first_list_timeout=_HEALTH_TIMEOUT)
+    check_config = msgspec.structs.replace(config, store="memory:", health=health)  # the real store is not opened
     with setup.locate_errors():
         return Fabric(
             check_config,
@@ -107,6 +129,26 @@ def _build_node(setup: NodeSetup, config: Config) -> Fabric:
             environ=setup.environ,
             log_stream=io.StringIO(),
         )
+
+
+def _find_missing_programs(setup: NodeSetup, agents: Iterable[Manifest]) -> Iterator[str]:
+    """A warning for each MCP server whose program is not installed. It is not started."""
+    for agent in agents:
+        if agent.runtime != "mcp" or not agent.endpoint.get("command"):
+            continue
+        with suppress(ConfigError, ValueError):  # reported elsewhere: an unset variable, a quote that is not closed
+            endpoint = resolve_env(agent.endpoint, setup.environ)
+            command = endpoint["command"]
+            program = ProgramSpec(
+                agent_id=agent.agent_id,
+                argv=tuple(shlex.split(command) if isinstance(command, str) else map(str, command)),
+                env=build_environment(setup.environ, endpoint.get("env") or {}),
+                cwd=setup.base.absolute() / str(endpoint.get("cwd", ".")),
+            )
+            try:
+                program.find_executable()
+            except AgentOffline as error:
+                yield f"agent {agent.agent_id}: {error.full_message}"
 
 
 class _DemoSource:

@@ -15,7 +15,7 @@ from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.http import NodeHttp
 from a2a_fabric.client.local_node import check_token, complete_url, find_node
 from a2a_fabric.config import read_environment
-from a2a_fabric.core.errors import BadInput, FabricError, error_from_code
+from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, error_from_code
 from a2a_fabric.core.propagation import DELEGATION_VARIABLE, chain_from_header
 from a2a_fabric.outbound.client import OutboundClient
 
@@ -54,9 +54,9 @@ async def read_page(
 def _read_page_reply(status: int, value: Any) -> Any:
     if status < 400:
         return value
-    if status in (404, 405):
-        raise BadInput("The node is older than this command, or has no door of kind `fabric`")
     error = value if isinstance(value, dict) else {}
+    if status in (404, 405) and error.get("error_code") != AgentNotFound.code:
+        raise BadInput("The node is older than this command, or has no door of kind `fabric`")
     raise error_from_code(str(error.get("error_code")), str(error.get("error") or f"The node answered {status}"))
 
 

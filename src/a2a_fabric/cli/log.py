@@ -75,6 +75,8 @@ async def _show(query: dict[str, str], url: str | None, token: str | None, *, fo
             for line in page["lines"]:
                 print_json_line(line) if as_json else print_line(_format_line(line))
             if not follow:
+                if not page["lines"]:
+                    remark("The log of this node has no such call." if len(query) > 1 else "Nothing was called yet.")
                 return
 
 

@@ -7,22 +7,26 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
 
 import msgspec
 import typer
 
-from a2a_fabric.cli.connection import connect, request_page, run_request
+from a2a_fabric.cli.agents import AgentId
+from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
 from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.node_setup import plan_setup
-from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url
-from a2a_fabric.cli.output import print_json, print_line, print_table, remark, report_errors
+from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url, Wide
+from a2a_fabric.cli.output import clip_text, print_json, print_line, print_table, remark, report_errors
+from a2a_fabric.cli.tool_approval import ToolApproval
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
-from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError
+from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, suggest_for_pattern
 from a2a_fabric.importing.agents_yaml import set_excluded_tools
 from a2a_fabric.registry.sources.files import read_manifests
-from a2a_fabric.registry.tool_choice import matches_any
+from a2a_fabric.registry.tool_choice import is_listed, matches_any
+
+_AGENT_PREFIX = "agent."  # of an agent's tool in lists for programs
+_MAX_DESCRIPTION = 100  # characters in a list
 
 ToolPattern = Annotated[str, typer.Argument(metavar="AGENT.TOOL", help="The tool may hold `*` and `?`.")]
 
@@ -33,11 +37,12 @@ def list_tools(
         Literal["builtin", "agent"] | None, typer.Option(help="Only built-in tools, or only agents.")
     ] = None,
     view: Annotated[str | None, typer.Option(help="Only what this view of the node includes.")] = None,
+    wide: Wide = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """List the built-in tools, and the agents as tools.
+    """List the tools of all agents, as AGENT.TOOL, and the built-in tools.
 
     Example: a2a-fabric tools list --category math
     """
@@ -45,13 +50,17 @@ def list_tools(
     if as_json:
         print_json({"tools": tools, "count": len(tools)})
     elif tools:
-        print_table(("tool", "state", "effects", "description"), map(_build_tool_row, tools))
+        print_table(("tool", "state", "effects", "description"), [_build_tool_row(tool, wide) for tool in tools])
     else:
         remark("No tool matches. List all of them with: a2a-fabric tools list")
 
 
-def _build_tool_row(tool: dict[str, Any]) -> tuple[str, ...]:
-    return tool["tool_id"], "on" if tool["enabled"] else "off", tool["side_effects"] or "", tool["description"]
+def _build_tool_row(tool: dict[str, Any], wide: bool) -> tuple[str, ...]:
+    """An agent's tool is named as `tools disable` and views name it."""
+    name = tool["tool_id"].removeprefix(_AGENT_PREFIX) if tool["provider"] == "agent" else tool["tool_id"]
+    description = tool["description"] if wide else clip_text(tool["description"], _MAX_DESCRIPTION)
+    state = "changed" if tool.get("changed_since_approval") else "on" if tool["enabled"] else "off"
+    return name, state, tool["side_effects"] or "", description
 
 
 def disable_tools(
@@ -77,10 +86,8 @@ def disable_tools(
         if normalize_name(pattern) in map(normalize_name, excluded):
             remark(f"{tool} is disabled already.")
         elif known and not matched:
-            listed = ", ".join(known[:10])
-            raise BadInput(
-                f"No tool of '{manifest.agent_id}' matches '{pattern}', so nothing was changed. It has: {listed}"
-            )
+            suggestion = suggest_for_pattern(pattern, known)
+            raise BadInput(f"No tool of '{manifest.agent_id}' matches '{pattern}', so nothing was changed{suggestion}")
         else:
             _write_excluded(path, manifest.agent_id, (*excluded, pattern))
         _report_edit(path, manifest.agent_id, "disabled", pattern, matched, is_known=known is not None, as_json=as_json)
@@ -102,33 +109,38 @@ def enable_tools(
         path, manifest, pattern = _find_agent_of(tool, config, agents)
         excluded = (manifest.tools or ToolChoice()).exclude
         kept = [each for each in excluded if normalize_name(each) != normalize_name(pattern)]
-        if len(kept) == len(excluded):
-            covering = [each for each in excluded if matches_any(pattern, (each,))]
-            reason = (
-                f"it is covered by '{covering[0]}'; enable that pattern, then disable the tools that you do not want"
-                if covering
-                else f"'{manifest.agent_id}' excludes: {', '.join(excluded) or 'nothing'}"
+        if covering := [each for each in kept if matches_any(pattern, (each,))]:
+            raise BadInput(
+                f"'{pattern}' is left out by '{covering[0]}', so nothing was changed: enable that pattern, then "
+                "disable the tools that you do not want"
             )
-            raise BadInput(f"'{pattern}' is not in tools.exclude, so nothing was changed: {reason}")
-        _write_excluded(path, manifest.agent_id, kept)
+        if len(kept) == len(excluded):
+            remark(f"{tool} was not disabled. '{manifest.agent_id}' leaves out: {', '.join(excluded) or 'nothing'}")
+        else:
+            _write_excluded(path, manifest.agent_id, kept)
+        if manifest.tools is not None and manifest.tools.include is not None and not is_listed(manifest.tools, pattern):
+            remark(f"`tools.include` of '{manifest.agent_id}' lists other tools only, so {tool} stays left out.")
         _report_edit(path, manifest.agent_id, "enabled", pattern, [], is_known=True, as_json=as_json)
 
 
 def show_changes(
-    agent: Annotated[str | None, typer.Argument(metavar="[AGENT]", help="Only this agent.")] = None,
+    agent: Annotated[
+        str | None, typer.Argument(metavar="AGENT", help="Only this agent.", autocompletion=complete_agent_ids)
+    ] = None,
+    agents: AgentsFiles = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Show how tools changed since they were approved, or first seen.
 
-    Needs a running node and its own key.
+    Asks the running node, with its own key. With --agents, or if no node is running and `agents.yaml` is here, shows
+    what `a2a-fabric mcp --agents FILE` remembers.
 
     Example: a2a-fabric tools diff github
     """
     with report_errors(as_json=as_json):
-        path = "/operator/tools" + (f"?{urlencode({'agent': agent})}" if agent else "")
-        page = request_page(url, token, "GET", path)
+        page = ToolApproval(url, token, agents or ()).list_changes(agent)
     if as_json:
         print_json(page)
         return
@@ -139,16 +151,22 @@ def show_changes(
             for line in _render_change(entry["agent_id"], change):
                 print_line(line)
         if entry["changes"]:
-            state = "held back until you approve them" if entry["is_held"] else "listed as they are now"
-            remark(f"{entry['agent_id']}: {len(entry['changes'])} changed tools are {state}. Accept them with: "
-                   f"a2a-fabric tools approve {entry['agent_id']}")  # fmt: skip
+            remark(_summarize_changes(entry))
     if not any(entry["changes"] for entry in page["agents"]):
         remark("No tool has changed since it was approved.")
 
 
+def _summarize_changes(entry: dict[str, Any]) -> str:
+    agent_id, number = entry["agent_id"], len(entry["changes"])
+    state = "held back until you approve the change" if entry["is_held"] else "listed as the agent describes it now"
+    what = "1 changed tool is" if number == 1 else f"{number} changed tools are"
+    return f"{agent_id}: {what} {state}. Accept with: a2a-fabric tools approve {agent_id}"
+
+
 def approve_tools(
-    agent: Annotated[str, typer.Argument(metavar="AGENT")],
-    tools: Annotated[list[str] | None, typer.Argument(metavar="[TOOL]...", help="Default: all that changed.")] = None,
+    agent: AgentId,
+    tools: Annotated[list[str] | None, typer.Argument(metavar="TOOL", help="Default: all that changed.")] = None,
+    agents: AgentsFiles = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -160,8 +178,7 @@ def approve_tools(
     Example: a2a-fabric tools approve github search
     """
     with report_errors(as_json=as_json):
-        body = {"agent_id": agent, "tools": tools or []}
-        page = request_page(url, token, "POST", "/operator/tools/approve", body)
+        page = ToolApproval(url, token, agents or ()).approve(agent, tools or ())
     if as_json:
         print_json(page)
     elif page["approved"]:
@@ -175,6 +192,8 @@ def _find_agent_of(tool: str, config: Path | None, agents: list[Path] | None) ->
     setup = plan_setup(config, agents or [], None, read_environment())
     candidates = [(path, manifest) for path in setup.agents_files for manifest in read_manifests(path)]
     found = [each for each in candidates if tool.startswith(f"{each[1].agent_id}.")]
+    if not found and tool.startswith(_AGENT_PREFIX):
+        return _find_agent_of(tool.removeprefix(_AGENT_PREFIX), config, agents)
     if not found:
         if "." not in tool:
             raise BadInput(f"'{tool}' is not AGENT.TOOL, for example github.delete_repo")

@@ -56,6 +56,7 @@ E = TypeVar("E", bound="FabricError")
 _INTERRUPTED, _BROKEN, _BUSY = "interrupted", "broken", "busy"
 
 _MAX_SHOWN = 128  # characters of a name that a caller sent
+_MAX_NAMES = 6  # of a list of names in a sentence
 
 _ERROR_BY_CODE: dict[str, type[FabricError]] = {}
 
@@ -485,3 +486,14 @@ def suggest_nearest(word: str, candidates: Iterable[str]) -> str:
     """' (nearest: percy)' if one of the known words is close, else nothing."""
     close = difflib.get_close_matches(word[:_MAX_SHOWN], list(candidates)[:2000], n=1, cutoff=0.6)
     return f" (nearest: {close[0]})" if close else ""
+
+
+def suggest_for_pattern(pattern: str, candidates: Iterable[str]) -> str:
+    """' (nearest: delete_repo, delete_branch)' for a pattern that matches nothing; else the first of the names."""
+    names = list(candidates)[:500]
+    literal = pattern[:_MAX_SHOWN].replace("*", "").replace("?", "")
+    close = difflib.get_close_matches(literal, names, n=3, cutoff=0.5)
+    if close:
+        return f" (nearest: {', '.join(close)})"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f" (there are: {', '.join(names[:_MAX_NAMES])}{more})" if names else " (there is nothing)"

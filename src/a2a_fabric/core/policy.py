@@ -377,6 +377,11 @@ def acts_as_operator(principal: Principal) -> bool:
     return is_operator(principal) or is_anonymous_local
 
 
+def administers(principal: Principal) -> bool:
+    """The operator, who sees everything; not while narrowed to a view."""
+    return acts_as_operator(principal) and principal.views is msgspec.UNSET
+
+
 def reveal_to_operator(error: FabricError, principal: Principal) -> None:
     """Give the operator the complete message of an error; other callers read the short one."""
     if error.private is not None and acts_as_operator(principal):

@@ -7,6 +7,7 @@ letter case and the separators `-`, `_` and space make no difference there."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest, TrustTier, normalize_name
+from a2a_fabric.core.errors import suggest_for_pattern
 
 VIEW_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 EVERY_CAPABILITY = "*"  # as a capability: the view includes all that the agent offers, whatever that is
@@ -46,6 +48,30 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def includes(self, manifest: Manifest, capability: str) -> bool:
         return self._selects(manifest) and self._includes_tool(manifest, capability)
+
+    def list_unmatched(self, manifests: Sequence[Manifest]) -> Iterator[str]:
+        """A sentence for each pattern that matches none of these agents and tools, with the nearest names.
+
+        An agent whose capabilities are not known may have any tool.
+        """
+        ids = [manifest.agent_id for manifest in manifests]
+        tools = [
+            manifest.agent_id if manifest.is_tool else f"{manifest.agent_id}.{capability.name}"
+            for manifest in manifests
+            for capability in manifest.capabilities
+        ]
+        tags = list(dict.fromkeys(tag for manifest in manifests for tag in manifest.tags))
+        unknown = [manifest for manifest in manifests if not manifest.capabilities]
+        for key, patterns, names in (("agents", self.agents, ids), ("tags", self.tags, tags)):
+            for pattern in patterns or ():
+                if not any(_matches(name, (pattern,)) for name in names):
+                    yield f"{key}: '{pattern}' matches nothing{suggest_for_pattern(pattern, names)}"
+        normalized = [normalize_name(name) for name in tools]
+        for key, patterns in (("tools", self.tools), ("exclude", self.exclude)):
+            for pattern in patterns or ():
+                is_matched = any(_matches_tool(name, (pattern,)) for name in normalized)
+                if not is_matched and not any(_may_concern(pattern, _tool_name(each, ""), each) for each in unknown):
+                    yield f"{key}: '{pattern}' matches no tool{suggest_for_pattern(pattern, tools)}"
 
     def _selects(self, manifest: Manifest) -> bool:
         return (

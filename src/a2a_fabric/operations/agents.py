@@ -14,13 +14,14 @@ from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Statu
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.policy import REGISTER_SCOPE, acts_as_operator, is_limited, redact_health_reason
+from a2a_fabric.core.policy import REGISTER_SCOPE, acts_as_operator, administers, is_limited, redact_health_reason
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import OBJECT_SCHEMA, Operation, OperationRequest, TracedArguments, TraceRef
 from a2a_fabric.operations.views import (
+    flag_changed_tools,
     render_agent,
     render_agent_item,
     render_health_check,
@@ -116,7 +117,13 @@ class AgentOperations:
         if visible is not registry.catalog:
             manifests = [_hide_fallbacks(visible, manifest) for manifest in manifests]
         principal = request.principal
-        return [render(m, registry.health.get(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests]
+        items = [
+            render(m, registry.health.get(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests
+        ]
+        if administers(principal):
+            for item in items:
+                flag_changed_tools(item, registry.describe_tools(item["agent_id"]))
+        return items
 
     async def describe(self, arguments: DescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         registry = self._gateway.registry
@@ -126,6 +133,8 @@ class AgentOperations:
             manifest = _hide_fallbacks(visible, manifest)
         health = registry.health.get(manifest.agent_id)
         details = render_agent(manifest, health, request.principal, registry.find_runtime_kind(manifest))
+        if administers(request.principal):
+            flag_changed_tools(details, registry.describe_tools(manifest.agent_id))
         registration = await self._registrar.find_registration(manifest.agent_id)
         if registration is not None:
             details["registration"] = render_registration(registration)

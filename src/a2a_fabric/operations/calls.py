@@ -18,7 +18,7 @@ from a2a_fabric.core.agent import LINE_PATTERN, Capability, Manifest, normalize_
 from a2a_fabric.core.call import ATTACHMENTS, Attachment, Call, Emit, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, OutOfScope, UnknownOperation
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
-from a2a_fabric.core.policy import find_refusal, is_limited, is_scoped
+from a2a_fabric.core.policy import administers, find_refusal, is_limited, is_scoped
 from a2a_fabric.core.propagation import WireChain, pick_longer_chain
 from a2a_fabric.core.result import Answer, Answers, Result
 from a2a_fabric.gateway import Gateway
@@ -31,7 +31,7 @@ from a2a_fabric.operations.operation import (
     TracedArguments,
     decode_arguments,
 )
-from a2a_fabric.operations.views import render_agent_tool_item, render_capability, render_tool_item
+from a2a_fabric.operations.views import CHANGED_KEY, render_agent_tool_item, render_capability, render_tool_item
 
 _MAX_TIMESTAMP = 10.0**11  # seconds since 1970; a timestamp in milliseconds is larger
 
@@ -272,6 +272,10 @@ class ToolOperations:
         catalog = self._gateway.registry.visible_to(request.principal)
         items = [render_tool_item(manifest) for manifest in catalog.tools]
         items += [render_agent_tool_item(m, capability) for m in catalog.agents for capability in m.capabilities]
+        if changed := self._find_changed(request.principal):
+            for item in items:
+                if (item["category"], normalize_name(item["capabilities"][0]["name"])) in changed:
+                    item[CHANGED_KEY] = True
         if arguments.category is not None:
             category = arguments.category
             items = [i for i in items if category in (i["category"], i["tool_id"].partition(".")[0])]
@@ -283,6 +287,17 @@ class ToolOperations:
         if arguments.limit is None or len(items) <= arguments.limit:
             return Result(data={"tools": items, "count": len(items)})
         return Result(data={"tools": items[: arguments.limit], "count": arguments.limit, "total": len(items)})
+
+    def _find_changed(self, principal: Principal) -> set[tuple[str, str]]:
+        """Category and name of the tools whose text changed since the operator approved it; for other callers none."""
+        if not administers(principal):
+            return set()
+        registry = self._gateway.registry
+        return {
+            (f"agent:{agent.agent_id}", name)
+            for agent in registry.catalog.agents
+            for name in registry.describe_tools(agent.agent_id).changed_names
+        }
 
     async def describe(self, arguments: ToolDescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         tool = self.find_tool(arguments.tool_id.removeprefix(PREFIX), request.principal)

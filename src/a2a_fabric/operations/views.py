@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from a2a_fabric.core.agent import Capability, Health, Manifest
+from a2a_fabric.core.agent import Capability, Health, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import redact_endpoint, redact_health_reason, redact_metadata, redact_reason
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import RoutePlan
+from a2a_fabric.registry.agent_tools import AgentToolReport
 from a2a_fabric.registry.registration_policy import TERMS_KEY, read_terms
+
+CHANGED_KEY = "changed_since_approval"
 
 
 def render_agent_item(
@@ -57,6 +60,15 @@ def render_agent(
         "error": redact_health_reason(health, principal),
     }
     return details
+
+
+def flag_changed_tools(details: dict[str, Any], report: AgentToolReport) -> None:
+    """Mark the capabilities whose text changed since the operator approved it, and name those that are held back."""
+    for capability in details["capabilities"]:
+        if normalize_name(capability["name"]) in report.changed_names:
+            capability[CHANGED_KEY] = True
+    if report.is_held:
+        details["held_tools"] = [change.name for change in report.changes]
 
 
 def render_registration(row: Registration) -> dict[str, Any]:

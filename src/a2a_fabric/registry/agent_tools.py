@@ -24,6 +24,7 @@ class AgentToolReport(msgspec.Struct, frozen=True, kw_only=True):
 
     changes: tuple[ToolChange, ...] = ()
     is_held: bool = False
+    changed_names: tuple[str, ...] = ()  # the names under which they are listed, normalized; none while they are held
     problems: tuple[str, ...] = ()  # parts of the operator's choice that could not be done
 
 
@@ -62,6 +63,15 @@ class AgentTools:
             del self._selected[removed_id]
             self._translations.pop(removed_id, None)
 
+    def list_notices(self) -> list[str]:
+        """What the operator should know, one sentence for each agent and each part of a choice that cannot be done."""
+        notices: list[str] = []
+        for agent_id, selected in self._selected.items():
+            if selected.report.changes:
+                notices.append(f"agent {_describe_changes(agent_id, selected.report)}")
+            notices += [f"agent {agent_id}: {problem}" for problem in selected.report.problems]
+        return notices
+
     def report(self, agent_id: str) -> AgentToolReport:
         selected = self._selected.get(agent_id)
         return _NOTHING if selected is None else selected.report
@@ -73,7 +83,8 @@ class AgentTools:
             return []
         names = [each.name for each in selected.report.changes if not patterns or matches_any(each.name, patterns)]
         approved = self._memory.approve(selected.declared, selected.described.capabilities, names)
-        del self._selected[agent_id]
+        if approved:
+            del self._selected[agent_id]  # the next `select` decides anew
         return approved
 
     def _select(self, declared: Manifest, described: Manifest, is_discovered: bool) -> _Selected:
@@ -84,12 +95,18 @@ class AgentTools:
         held = {normalize_name(change.name) for change in changes} if is_pinned else set()
         if declared.tools is None and not held:
             self._translations.pop(declared.agent_id, None)
-            report = AgentToolReport(changes=tuple(changes)) if changes else _NOTHING
+            names = tuple(normalize_name(change.name) for change in changes)
+            report = AgentToolReport(changes=tuple(changes), changed_names=names) if changes else _NOTHING
             return _Selected(declared, described, described, report)
         selection = select_tools(declared.agent_id, described.capabilities, declared.tools or _NO_CHOICE, held)
         self._translations[declared.agent_id] = selection.translation
         manifest = msgspec.structs.replace(described, capabilities=selection.capabilities, tools=None, pin_tools=None)
-        report = AgentToolReport(changes=tuple(changes), is_held=bool(held), problems=selection.problems)
+        report = AgentToolReport(
+            changes=tuple(changes),
+            is_held=bool(held),
+            changed_names=tuple(selection.translation.list_names([change.name for change in changes])),
+            problems=selection.problems,
+        )
         return _Selected(declared, described, manifest, report)
 
 
@@ -101,13 +118,17 @@ def _log_report(agent_id: str, report: AgentToolReport, previous: AgentToolRepor
     """Once for each set of tools: a server that changes the same tool again and again is reported once."""
     names = [change.name for change in report.changes]
     if set(names) - {change.name for change in previous.changes}:
-        _log.warning(
-            "agent %s changed what these tools say since they were approved%s: %s. See: a2a-fabric tools diff %s",
-            agent_id,
-            ", so they are held back" if report.is_held else "",
-            ", ".join(names[:_MAX_SHOWN]),
-            agent_id,
-        )
+        _log.warning("agent %s", _describe_changes(agent_id, report))
     for problem in report.problems:
         if problem not in previous.problems:
             _log.warning("agent %s: %s", agent_id, problem)
+
+
+def _describe_changes(agent_id: str, report: AgentToolReport) -> str:
+    names = [change.name for change in report.changes]
+    shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    consequence = ", so they are held back" if report.is_held else ""
+    return (
+        f"{agent_id} changed what these tools say since they were approved{consequence}: {shown}. "
+        f"See: a2a-fabric tools diff {agent_id}"
+    )

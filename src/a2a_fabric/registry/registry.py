@@ -327,6 +327,10 @@ class Registry:
         """What the operator should know of an agent's tools."""
         return self._tools_by_agent.report(agent_id)
 
+    def list_tool_notices(self) -> list[str]:
+        """What the operator should know of the tools of all agents: changed ones, and choices that cannot be done."""
+        return self._tools_by_agent.list_notices()
+
     def approve_tools(self, agent_id: str, patterns: Sequence[str]) -> list[str]:
         """Accept what changed tools say now; the names of those that had changed."""
         approved = self._tools_by_agent.approve(agent_id, patterns)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Capability, DerivedTool, ToolChoice, normalize_name
 from a2a_fabric.core.call import Call, Emit, Handler
-from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed
+from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, suggest_for_pattern
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.result import Result
 
@@ -68,6 +69,11 @@ class ToolTranslation:
 
         return handle
 
+    def list_names(self, own_names: Collection[str]) -> list[str]:
+        """The names in the catalog (normalized) that lead to these tools of the agent."""
+        own_keys = set(map(normalize_name, own_names))
+        return [key for key, origin in self._origins.items() if normalize_name(origin.name) in own_keys]
+
     def _find_origin(self, name: str) -> ToolOrigin:
         origin = self._origins.get(normalize_name(name))
         if origin is None and not self._is_known and not _find_rename(self._choice, name):
@@ -110,7 +116,10 @@ def select_tools(
             problems.append(_describe_conflict("derive", name, name, origins[key].name))
             continue
         if capabilities and source is None:
-            problems.append(f"tools.derive: '{name}' is made from '{derived.source}', which the agent does not offer")
+            suggestion = suggest_for_pattern(derived.source, [each.name for each in capabilities])
+            problems.append(
+                f"tools.derive: '{name}' is made from '{derived.source}', which the agent does not offer{suggestion}"
+            )
             continue
         if normalize_name(derived.source) in held:
             continue
@@ -118,7 +127,7 @@ def select_tools(
         origins[key] = ToolOrigin(own_name, derived.arguments, derived.result)
         if source is not None:
             selected.append(_derive_capability(name, derived, source))
-    problems += _list_unmatched(choice, capabilities)
+    problems += islice(_list_unmatched(choice, capabilities), _MAX_PROBLEMS)
     translation = ToolTranslation(agent_id, choice, origins, frozenset(held), is_known=bool(capabilities))
     return ToolSelection(tuple(selected), translation, tuple(problems[:_MAX_PROBLEMS]))
 
@@ -244,10 +253,11 @@ def _list_unmatched(choice: ToolChoice, capabilities: Sequence[Capability]) -> I
     for key, patterns in (("include", choice.include or ()), ("exclude", choice.exclude), ("rename", choice.rename)):
         for pattern in patterns:
             if not any(matches_any(name, (pattern,)) for name in names):
-                yield f"tools.{key}: '{pattern}' matches no tool of the agent"
+                yield f"tools.{key}: '{pattern}' matches no tool of the agent{suggest_for_pattern(pattern, names)}"
     for pattern in choice.describe:
         if not any(matches_any(name, (pattern,)) for name in [*names, *renamed]):
-            yield f"tools.describe: '{pattern}' matches no tool of the agent"
+            suggestion = suggest_for_pattern(pattern, [*renamed, *names])
+            yield f"tools.describe: '{pattern}' matches no tool of the agent{suggestion}"
 
 
 def _describe_conflict(key: str, source: str, name: str, other: str) -> str:

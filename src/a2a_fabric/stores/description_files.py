@@ -71,7 +71,8 @@ class DescriptionFiles:
             yield StoredDescription(agent_id=key[0], connection=key[1], body=body, seen_at=seen_at)
 
     def _put(self, descriptions: Sequence[StoredDescription]) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._folder.parent, self._folder):  # the mode is that of the last one only
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in descriptions:
             name = _SEPARATOR.join(quote(part, safe="") for part in (each.agent_id, each.connection))
             draft = self._folder / f".{secrets.token_hex(8)}{_DRAFT}"

@@ -13,7 +13,7 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Forbidden
-from a2a_fabric.core.policy import acts_as_operator
+from a2a_fabric.core.policy import administers
 from a2a_fabric.doors.context import CallLog, DoorContext
 from a2a_fabric.doors.edge import HttpReply
 
@@ -132,5 +132,5 @@ def _parse_query(query_string: bytes) -> LogQuery:
 
 
 def _check_operator(principal: Principal) -> None:
-    if not acts_as_operator(principal) or principal.views is not msgspec.UNSET:
+    if not administers(principal):
         raise Forbidden("Only the operator may read this: use the node's own key (FABRIC_PSK, or the one `up` saved)")

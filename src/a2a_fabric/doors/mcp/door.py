@@ -77,7 +77,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         name_style=settings.tool_names,
     )
 
-    gateway.notice_sources.append(catalog.describe_hidden)
+    gateway.notice_sources.append(lambda principal: filter(None, [catalog.describe_hidden(principal)]))
     hidden_tools_log = HiddenToolsLog(partial(catalog.describe_hidden, OPERATOR_PRINCIPAL))
     gateway.registry.add_listener(hidden_tools_log.on_catalog_change)
     manifest_subscriptions = ManifestSubscriptions(gateway)
