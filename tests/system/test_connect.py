@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from a2a_fabric.cli.mcp_clients import ClientFile
+from a2a_fabric.cli.connect import ClientFile
 from a2a_fabric.connecting.client_config import ClientEntry, add_entry, remove_entry
 from a2a_fabric.connecting.clients import CLIENTS, Machine
 from a2a_fabric.core.errors import ConfigError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,12 +13,15 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.cli.output import remark
+from a2a_fabric.cli.program import NAME
 from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, build_environment, read_lines
 
 _LINE_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0
+_CHECK_SECONDS = 45.0
 _MAX_PAGES = 1000
 _AGENT_KEY = "a2a-fabric/agent"
 _SETTLE_SECONDS = 15.0  # for agents that are still starting
@@ -46,8 +50,20 @@ class CheckFailed(FabricError):
     code = "CHECK_FAILED"
 
 
+def find_program() -> list[str]:
+    """The command that starts this program from any folder."""
+    path = Path(sys.argv[0])
+    return [str(path.absolute())] if path.name == NAME else [sys.executable, "-m", "a2a_fabric"]
+
+
+def print_contents(start: str, contents: ServerContents) -> None:
+    remark(f"{start} {contents.sentence}")
+    for agent_id, reason in contents.troubled.items():
+        remark(f"  cannot be used now: {agent_id}{f': {reason}' if reason else ''}")
+
+
 async def check_server(
-    command: Sequence[str], environ: Mapping[str, str], env: Mapping[str, str], folder: Path, timeout: float
+    command: Sequence[str], environ: Mapping[str, str], env: Mapping[str, str], folder: Path
 ) -> ServerContents:
     """Start the command with `env`, and with the few variables that every client passes on. Raises CheckFailed."""
     program = ProgramSpec(agent_id="checked", argv=tuple(command), env=build_environment(environ, env), cwd=folder)
@@ -56,10 +72,10 @@ async def check_server(
     except AgentOffline as exc:
         raise CheckFailed(exc.full_message) from exc
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(_CHECK_SECONDS):
             return await _Session(child).look()
     except TimeoutError as exc:
-        raise CheckFailed(f"The server did not list its tools within {timeout:g} s") from exc
+        raise CheckFailed(f"The server did not list its tools within {_CHECK_SECONDS:g} s") from exc
     except (LineTooLong, ConnectionError, EOFError, msgspec.DecodeError) as exc:
         async with asyncio.timeout(_GRACE):
             await child.ended.wait()

@@ -185,9 +185,9 @@ COMMANDS: dict[str, CommandRow] = {
     "health": CommandRow("agents", "Show the health of a node and its agents.", "show_health"),
     "probe": CommandRow("probe", "Detect the protocol of an address or program, and add the agent."),
     "import": CommandRow(
-        "mcp_clients", "Add the MCP servers of other clients' files to agents.yaml.", "import_servers"
+        "import_servers", "Add the MCP servers of other clients' files to agents.yaml.", "import_servers"
     ),
-    "connect": CommandRow("mcp_clients", "Add this node to the configuration of an MCP client.", "connect_client"),
+    "connect": CommandRow("connect", "Add this node to the configuration of an MCP client.", "connect_client"),
     "check": CommandRow("check", "Check the configuration and show what would run; opens no port."),
     "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),

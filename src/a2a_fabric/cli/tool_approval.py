@@ -19,7 +19,7 @@ from a2a_fabric.cli.output import remark
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.core.errors import AgentNotFound, StoreError
 from a2a_fabric.registry.agent_tools import AgentToolReport
 from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.sources.files import read_manifests
@@ -70,6 +70,8 @@ class ToolApproval:
             names = [each.name for each in offered if not patterns or matches_any(each.name, patterns)]
             approved += memory.approve(manifest, offered, names)
         await memory.aclose()
+        if not memory.is_saved:
+            raise StoreError("The approval could not be written, so the tools stay as they were")
         return approved
 
     def _find_manifests(self, agent_id: str | None) -> list[Manifest]:

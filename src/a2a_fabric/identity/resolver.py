@@ -129,6 +129,7 @@ class Resolver:
         self._count_outcome = count_outcome
         self._tokens = tokens
         self._views = {view.name: view for view in views}
+        self._narrowed: dict[tuple[int, str], tuple[Principal, Principal]] = {}
         self._cache: dict[str | None, Principal] = {}  # by accepted header; shared keys never expire
 
     def __call__(self, credentials: Credentials) -> Principal:
@@ -146,6 +147,9 @@ class Resolver:
         """The principal with the views that the request names, besides those of its key. Raises BadInput."""
         if credentials.view is None:
             return principal
+        narrowed = self._narrowed.get((id(principal), credentials.view))
+        if narrowed is not None:
+            return narrowed[1]
         names = [name.strip() for name in credentials.view.split(",", _MAX_VIEWS)]
         unknown = next((name for name in names if name not in self._views), None)
         if unknown is not None:
@@ -153,7 +157,12 @@ class Resolver:
             raise BadInput(f"This node has no view '{unknown[:64]}'{known}", view=unknown[:64])
         views = {view.name: view for view in (*(principal.views or ()), *(self._views[name] for name in names))}
         # In one order, so that callers with the same access share what is kept for it.
-        return msgspec.structs.replace(principal, views=tuple(views[name] for name in sorted(views)))
+        narrowed = principal, msgspec.structs.replace(principal, views=tuple(views[name] for name in sorted(views)))
+        if credentials.view in self._views and len(self._narrowed) < _MAX_CACHED:
+            self._narrowed[id(principal), credentials.view] = (
+                narrowed  # with the principal, so that its id stays its own
+            )
+        return narrowed[1]
 
     def _identify(self, credentials: Credentials) -> Principal:
         try:

@@ -87,6 +87,11 @@ class AgentMemory:
         self._wake = asyncio.Event()
         self._reported_problem: str | None = None
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the store has everything that was recorded and approved."""
+        return not self._unwritten
+
     async def load(self) -> None:
         """Read what is remembered. If the store does not answer, the node starts without it."""
         after = ("", "")

@@ -1,4 +1,4 @@
-"""`a2a-fabric connect` and `import`: add this node to an MCP client's file, and the servers of such files to a node."""
+"""`a2a-fabric connect`: add this node to the configuration of an MCP client, and take it out again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from a2a_fabric.cli.files import check_writable, read_text, replace_text, report_write_errors
-from a2a_fabric.cli.mcp_check import CheckFailed, ServerContents, check_server
-from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE, ENV_FILE, NodeSetup, plan_setup
+from a2a_fabric.cli.mcp_check import CheckFailed, ServerContents, check_server, find_program, print_contents
+from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE, NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.cli.program import NAME
@@ -33,16 +33,12 @@ from a2a_fabric.connecting.client_config import (
 from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
-from a2a_fabric.doors.mcp.tool_list import ToolListSettings
-from a2a_fabric.importing.agents_yaml import add_entries, unified_diff
-from a2a_fabric.importing.secrets import References
-from a2a_fabric.importing.servers import ImportResult, build_entries, find_present, parse_servers, read_servers
+from a2a_fabric.importing.servers import find_present, parse_servers
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.programs import INHERITED_VARIABLES
 
 _BACKUP = ".before-a2a-fabric"
 _MOVED = ".moved-to-a2a-fabric"
-_CHECK_SECONDS = 45.0
 
 
 def connect_client(
@@ -109,7 +105,7 @@ def _print_report(plan: _Plan, report: CheckResult, node_url: str | None, file: 
     client = plan.client
     remark(plan.describe_source(node_url))
     if report.contents is not None:
-        _print_checked("Checked: the client will see", report.contents)
+        print_contents("Checked: the client will see", report.contents)
     if report.problem is not None:
         remark(f"Warning: the check failed. {report.problem}")
     if node_url is not None and client.inputs:
@@ -125,12 +121,6 @@ def _print_report(plan: _Plan, report: CheckResult, node_url: str | None, file: 
             f"its file with: {NAME} connect {plan.client_name} --replace"
         )
     remark(client.next_step)
-
-
-def _print_checked(start: str, contents: ServerContents) -> None:
-    remark(f"{start} {contents.sentence}")
-    for agent_id, reason in contents.troubled.items():
-        remark(f"  cannot be used now: {agent_id}{f': {reason}' if reason else ''}")
 
 
 def _find_client(client: str) -> McpClient:
@@ -250,7 +240,7 @@ class _Plan:
     def _start_server(self, passed: tuple[str, ...]) -> ServerContents:
         """Raises CheckFailed."""
         variables = {**self._own_variables, **{name: self._environ[name] for name in passed}}
-        return asyncio.run(check_server(self._command, self._environ, variables, Path.home(), _CHECK_SECONDS))
+        return asyncio.run(check_server(self._command, self._environ, variables, Path.home()))
 
     async def _check_address(self, url: str) -> CheckResult:
         """Ask the node with the key that this user has; the client will need the same."""
@@ -268,7 +258,7 @@ class _Plan:
         options = ["--config", str(self._config.absolute())] if self._config else []
         for each in self._agents:
             options += ["--agents", str(each.absolute())]
-        return [*_find_program(), "mcp", *options]
+        return [*find_program(), "mcp", *options]
 
     @property
     def _own_variables(self) -> dict[str, str]:
@@ -365,82 +355,3 @@ class ClientFile:
             return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.DecodeError as exc:
             raise ConfigError(f"{self._moved}: cannot be read, so its servers cannot be put back: {exc}") from exc
-
-
-def import_servers(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="mcp.json, claude_desktop_config.json, librechat.yaml …")
-    ],
-    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="The file to add to.")] = Path(AGENTS_FILE),
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Start the agents of the file, and say what clients will see.")
-    ] = True,
-    as_json: Json = False,
-) -> None:
-    """Add the MCP servers of other clients' files to agents.yaml.
-
-    Shows the change and asks before it writes. Secrets are not copied: they become references to variables.
-
-    Example: a2a-fabric import ~/.cursor/mcp.json
-    """
-    with report_errors(as_json=as_json):
-        before = read_text(agents) or ""
-        present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
-        servers = [read_servers(path) for path in files]
-        imported = build_entries(servers, present, References(home=str(Path.home())))
-        after = add_entries(before, imported.entries, str(agents))
-        diff = unified_diff(before, after, agents.name)
-        if as_json and yes and after != before:
-            replace_text(agents, after)
-    if as_json:
-        fields: dict[str, Any] = msgspec.to_builtins(imported)
-        print_json({"ok": True, "path": str(agents), "written": yes and after != before, **fields, "diff": diff})
-        return
-    _print_import(imported, diff)
-    if after != before and (yes or typer.confirm(f"Write {agents}?", default=True, err=True)):
-        replace_text(agents, after)
-        remark(f"Wrote {agents}. Check it with: a2a-fabric check")
-        if check:
-            _print_contents(agents)
-
-
-def _print_contents(agents: Path) -> None:
-    """Say how many tools of these agents MCP clients will see, and how many are not listed."""
-    environ = read_environment()
-    program = _find_program()
-    variables = {name: value for name, value in environ.items() if not name.startswith("FABRIC_")}
-    command = [*program, "mcp", "--alone", "--agents", str(agents.absolute())]
-    try:
-        contents = asyncio.run(check_server(command, environ, variables, Path.cwd(), _CHECK_SECONDS))
-    except CheckFailed as error:
-        remark(f"The agents could not be started for a look: {error.message}")
-        return
-    _print_checked("MCP clients of this node will see", contents)
-    remark(f"Connect one with: {NAME} connect CLIENT --replace")
-
-
-def _find_program() -> list[str]:
-    """The command that starts this program from any folder."""
-    path = Path(sys.argv[0])
-    return [str(path.absolute())] if path.name == NAME else [sys.executable, "-m", "a2a_fabric"]
-
-
-def _print_import(imported: ImportResult, diff: str) -> None:
-    for each in imported.remarks:
-        remark(f"Note: {each}")
-    if not imported.entries:
-        remark("Nothing to add.")
-        return
-    print_line(diff)
-    limit = ToolListSettings().max_listed
-    remark(
-        f"\nMCP clients of the node are shown all tools of these servers, up to {limit} (max_listed of the door mcp)."
-    )
-    remark("When more are there, the node and `a2a-fabric agents` say how many are hidden.")
-    if imported.variables:
-        remark(f"\nSet these variables where the node runs, or in {ENV_FILE} beside that file; they were not copied:")
-        width = max(len(each.name) for each in imported.variables)
-        for variable in imported.variables:
-            remark(f"  {variable.name.ljust(width)}  {variable.purpose}")
-    remark("")
