@@ -54,7 +54,7 @@ def main() -> None:
         if "mcp" in wanted:
             mcp_rows.run(runner, cores, Effort(1, 0.5, 0.2) if options.quick else Effort(5, 2.0))
         if "lists" in wanted:
-            tool_lists.run(runner, cores, Effort(2, 0.5, 0.3) if options.quick else Effort(7, 2.0))
+            tool_lists.run(runner, cores, Effort(2, 0.5, 0.3) if options.quick else Effort(5, 1.0))
         if "a2a" in wanted:
             a2a_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
         if "runtimes" in wanted:

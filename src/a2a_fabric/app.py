@@ -132,6 +132,8 @@ class Fabric:
                 await stack.enter_async_context(door.lifetime)
             for source in self._all_sources:
                 await self.registry.load(source)
+            for door in self.doors:
+                await door.prepare()
             self.registry.add_listener(self._log_view_warnings)
             self._log_view_warnings(self.registry.catalog)
             await stack.enter_async_context(self.jobs)

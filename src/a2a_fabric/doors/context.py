@@ -111,15 +111,21 @@ class DoorContext:
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
 
 
+async def _prepare_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class Door:
     """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
 
     The node enters `lifetime` before it serves and exits it afterwards; it calls `stop` when it takes no new requests.
+    It awaits `prepare` when its agents are known, before it serves: what the first request would wait for is loaded.
     """
 
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
     sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
     lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()

@@ -220,17 +220,20 @@ class WebApp:
 def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
     """The hot path of a view. What doors compute from the headers is kept with the connection, as without a view."""
     key, prefix = f"view:{name}", VIEWS_PATH + name
+    fields = {"path": path, "raw_path": quote(path).encode(), VIEW_PREFIX_KEY: prefix}
+    view_header = VIEW_HEADER, name.encode("latin-1")
 
     async def serve(scope: Any, receive: Receive, send: Send) -> None:
-        narrowed = _add_views(scope, [name], prefix, path)
         head: RequestHead | None = scope.get(HEAD_KEY)
-        if head is not None:
-            kept: RequestHead | None = head.derived.get(key)
-            if kept is None:
-                head.derived[key] = narrowed[HEAD_KEY]
-            else:
-                narrowed[HEAD_KEY] = kept.with_headers(narrowed["headers"])
-        await app(narrowed, receive, send)
+        if head is None or VIEW_HEADER in head:
+            await app(_add_views(scope, [name], prefix, path), receive, send)
+            return
+        headers = [*scope["headers"], view_header]
+        kept_headers, narrowed = head.derived.get(key) or (None, None)
+        if narrowed is None or kept_headers != headers:  # another content length
+            narrowed = RequestHead(headers) if narrowed is None else narrowed.with_headers(headers)
+            head.derived[key] = headers, narrowed
+        await app({**scope, **fields, "headers": headers, HEAD_KEY: narrowed}, receive, send)
 
     return serve
 
@@ -255,11 +258,9 @@ def _narrow_scope(scope: Any) -> Any:
 def _add_views(scope: Any, names: list[str], prefix: str, path: str) -> Any:
     if not names:
         return dict(scope)
-    headers = list(scope["headers"])
-    if any(header == VIEW_HEADER for header, _ in headers):
-        names = [*(value.decode("latin-1") for header, value in headers if header == VIEW_HEADER), *names]
-        headers = [pair for pair in headers if pair[0] != VIEW_HEADER]
-    headers.append((VIEW_HEADER, ",".join(names).encode("latin-1", "replace")))
+    named = [value.decode("latin-1") for header, value in scope["headers"] if header == VIEW_HEADER]
+    headers = [(header, value) for header, value in scope["headers"] if header != VIEW_HEADER]
+    headers.append((VIEW_HEADER, ",".join((*named, *names)).encode("latin-1", "replace")))
     raw_path = quote(path).encode()
     narrowed = {**scope, "path": path, "raw_path": raw_path, "headers": headers, VIEW_PREFIX_KEY: prefix}
     narrowed[HEAD_KEY] = RequestHead(headers)

@@ -117,6 +117,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
             Route("/agents/{agent_id:path}/mcp", agent_endpoint),
         ],
         lifetime=selector,
+        prepare=servers.prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
         servers=servers,
     )

@@ -66,6 +66,11 @@ class McpServers:
         manifest = self.find_agent(agent_id, principal)
         return self._servers.get(agent_id) or await self._open(manifest)
 
+    async def prepare(self) -> None:
+        """On a node with MCP servers behind it the SDK is loaded anyway: before the first client waits for it."""
+        if any(manifest.runtime == "mcp" for manifest in self._gateway.registry.catalog.agents):
+            await self.get_gateway_server()
+
     def stop(self) -> None:
         for server in self._servers.values():
             server.notifier.close_streams()
