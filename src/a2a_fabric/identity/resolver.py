@@ -158,10 +158,9 @@ class Resolver:
         views = {view.name: view for view in (*(principal.views or ()), *(self._views[name] for name in names))}
         # In one order, so that callers with the same access share what is kept for it.
         narrowed = principal, msgspec.structs.replace(principal, views=tuple(views[name] for name in sorted(views)))
-        if credentials.view in self._views and len(self._narrowed) < _MAX_CACHED:
-            self._narrowed[id(principal), credentials.view] = (
-                narrowed  # with the principal, so that its id stays its own
-            )
+        is_lasting = principal.mode == "psk" or principal is self._anonymous  # others are made for each token
+        if is_lasting and credentials.view in self._views and len(self._narrowed) < _MAX_CACHED:
+            self._narrowed[id(principal), credentials.view] = narrowed  # keeps the principal, so its id stays its own
         return narrowed[1]
 
     def _identify(self, credentials: Credentials) -> Principal:
