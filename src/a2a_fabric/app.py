@@ -21,6 +21,7 @@ from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import administers, is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
@@ -33,6 +34,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.jobs.jobs import JobDependencies, Jobs
 from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
+from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.oauth import LoginTarget, read_login_target
 from a2a_fabric.logins.pages import LoginPages
 from a2a_fabric.messages.conversations import ConversationSignals, Senders
@@ -128,6 +130,7 @@ class Fabric:
             self._memory = AgentMemory(self._descriptions or self.store.descriptions)
             await self._memory.load()
             self._build(stack)
+            await self._login_listings.load_recent()
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
             for source in self._all_sources:
@@ -177,16 +180,22 @@ class Fabric:
         )
         self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
         self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
+        self._login_listings = LoginListings(
+            self.store.logins, self.registry.listings, config.health.first_list_timeout, self._learn_listing
+        )
+        self.registry.load_listings = self._login_listings.load
         self._callbacks = Callbacks(config.public_url)
         self.logins = build_logins(
             self.store.logins,
             self._environ,
             self._find_login_target,
             lambda: self._callbacks.browser_url,
+            self._login_listings,
             stack,
             in_memory=self.store_address.startswith("memory:"),
         )
-        self.logins.add_listener(self._on_login, self._on_logout)
+        self.logins.add_listener(self._close_principal_session)
+        self.registry.listings.add_listener(lambda _: self._prompts_and_resources.notify_changed())
         self.runtime_pool = self._build_runtime_pool(stack)
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
         self.registry.health.add_listener(self._history.record)
@@ -281,7 +290,13 @@ class Fabric:
             return None
         return read_login_target(manifest, resolve_env(manifest.endpoint, self._environ))
 
-    async def _on_login(self, owner: str, agent_id: str) -> None:
+    async def _close_principal_session(self, owner: str, agent_id: str) -> None:
+        """The principal has signed in or out: its session is no longer right."""
+        runtime = self.runtime_pool.find_runtime(agent_id)
+        if isinstance(runtime, PerPrincipalRuntime):
+            runtime.close_session(owner)
+
+    async def _learn_listing(self, owner: str, agent_id: str) -> None:
         manifest = self.registry.catalog.get(agent_id)
         if manifest is None:
             return
@@ -290,14 +305,7 @@ class Fabric:
         except FabricError:  # the agent's health says why
             return
         if isinstance(runtime, PerPrincipalRuntime):
-            runtime.close_session(owner)
-            runtime.learn(owner)
-
-    async def _on_logout(self, owner: str, agent_id: str) -> None:
-        runtime = self.runtime_pool.find_runtime(agent_id)
-        if isinstance(runtime, PerPrincipalRuntime):
-            runtime.close_session(owner)
-            self._refresh_agent(agent_id)
+            await runtime.learn(owner)
 
     def _build_runtime_pool(self, stack: AsyncExitStack) -> RuntimePool:
         limits = self.config.limits
@@ -348,15 +356,24 @@ class Fabric:
             on_prompts_resources_changed=self._prompts_and_resources.notify_changed,
         )
 
-    def _find_tunnel(self, manifest: Manifest) -> Tunnel | None:
-        """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged."""
+    def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
+        """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged.
+
+        None also for an agent at which this principal is not signed in.
+        """
         if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
+        if isinstance(live_runtime.runtime, PerPrincipalRuntime):
+            owner = find_login_owner(principal)
+            return None if owner is None else live_runtime.runtime.find_tunnel(owner)
         return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
 
-    def _find_prompts_and_resources(self, agent_id: str) -> PromptResourceProvider | None:
+    def _find_prompts_and_resources(self, agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:
         runtime = self.runtime_pool.find_runtime(agent_id)
+        if isinstance(runtime, PerPrincipalRuntime):
+            owner = None if principal is None else find_login_owner(principal)
+            return None if owner is None else runtime.find_prompts_and_resources(owner)
         return runtime.prompts_and_resources if isinstance(runtime, OffersPromptsAndResources) else None
 
     async def _connect_host(self, manifest: Manifest) -> AgentHost:
@@ -466,7 +483,7 @@ class Fabric:
             message_store,
             self.jobs,
             senders,
-            self._find_agent,
+            self.registry.get_for,
             settings,
             self._message_signals,
             metrics.count_message_sent,

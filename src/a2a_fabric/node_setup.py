@@ -23,6 +23,7 @@ from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver, SharedKey, SharedKeys
 from a2a_fabric.logins.cipher import LoginCipher, load_cipher
+from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.logins import Logins
 from a2a_fabric.logins.oauth import LoginTarget, OAuthClient
 from a2a_fabric.outbound.client import OutboundClient
@@ -124,6 +125,7 @@ def build_logins(
     environ: Mapping[str, str],
     find_target: Callable[[str], LoginTarget | None],
     base_url: Callable[[], str | None],
+    listings: LoginListings,
     stack: AsyncExitStack,
     *,
     in_memory: bool,
@@ -136,7 +138,7 @@ def build_logins(
     def load() -> LoginCipher:
         return load_cipher(environ, find_state_folder(environ), in_memory=in_memory)
 
-    return Logins(store, OAuthClient(http, guarded_http), load, find_target, base_url)
+    return Logins(store, OAuthClient(http, guarded_http), load, find_target, base_url, listings)
 
 
 def list_token_issuers(config: Config) -> tuple[str, ...]:

@@ -25,52 +25,16 @@ from starlette.routing import Route
 
 from a2a_fabric.logins.logins import MAX_STARTS
 from a2a_fabric.web.server import bind_socket, url_from_socket
-from tests.fixtures.login_server import SERVICE_TOKEN, LoginServer, login_server
+from tests.fixtures.login_node import KEYS, RETURN, ask, node_for, operate, sign_in
+from tests.fixtures.login_server import LoginServer, login_server
 from tests.fixtures.mcp_client import client
 from tests.fixtures.node import Node, eventually, running
-
-KEYS = {"auth": {"keys": [{"id": name, "key": f"the-key-of-{name}"} for name in ("ann", "ben")]}}
-RETURN = "http://127.0.0.1:9/callback"
 
 
 @pytest_asyncio.fixture
 async def login() -> AsyncIterator[LoginServer]:
     async with login_server() as found:
         yield found
-
-
-@asynccontextmanager
-async def node_for(login: LoginServer, base: Path, auth: Any = "oauth", **endpoint: Any) -> AsyncIterator[Node]:
-    manifest = {
-        "agent_id": "files",
-        "runtime": "mcp",
-        "trust_tier": "public",
-        "endpoint": {"uri": login.resource, "auth": auth, **endpoint},
-    }
-    environ = {"FABRIC_HOME": str(base / "state"), "SERVICE": SERVICE_TOKEN}
-    async with running(manifests=[manifest], config=KEYS, base=base, environ=environ) as node:
-        yield node
-
-
-async def operate(node: Node, who: str, name: str, **arguments: Any) -> Any:
-    return await node.operation(f"fabric.login.{name}", arguments, token=f"the-key-of-{who}")
-
-
-async def sign_in(node: Node, login: LoginServer, who: str, user: str) -> None:
-    login.user = user
-    started = await operate(node, who, "start", agent_id="files", redirect_uri=RETURN)
-    assert started["ok"], started
-    answer = await login.sign_in(started["result"]["url"])
-    finished = await operate(node, who, "finish", **answer)
-    assert finished["ok"], finished
-    assert finished["result"]["status"] == "complete"
-
-
-async def ask(node: Node, who: str) -> Any:
-    """Who the server says is calling, or the error code and message."""
-    call = {"agent_id": "files", "capability": "whoami", "task": ""}
-    envelope = await node.operation("fabric.call", call, token=f"the-key-of-{who}")
-    return envelope["result"]["answer"] if envelope["ok"] else (envelope["error_code"], envelope["error"])
 
 
 async def is_listed(node: Node, who: str = "ann") -> bool:
@@ -280,19 +244,6 @@ async def test_a_service_token_lists_tools_and_is_never_used_for_calls(login: Lo
         assert (code, "a2a-fabric login files" in message) == ("AUTH_DENIED", True)
         await sign_in(node, login, "ann", "alice")
         assert await ask(node, "ann") == "alice"
-
-
-async def test_what_only_one_caller_is_offered_is_not_shown_to_others(login: LoginServer, tmp_path: Path) -> None:
-    async with node_for(login, tmp_path) as node:
-        await sign_in(node, login, "ann", "alice")
-        await wait_until_listed(node)
-        await sign_in(node, login, "ben", "bob")
-
-        async def shows_no_diary() -> bool:
-            reply = await node.operation("fabric.tool.list", {"provider": "agent"}, token="the-key-of-ben")
-            return "diary_of_" not in str(reply["result"]) and "whoami" in str(reply["result"])
-
-        await eventually(shows_no_diary)
 
 
 async def test_the_command_signs_in_and_out(login: LoginServer, tmp_path: Path) -> None:

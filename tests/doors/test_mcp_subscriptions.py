@@ -76,7 +76,7 @@ async def node() -> AsyncIterator[Node]:
             libraries = found.fabric._prompts_and_resources
 
             async def all_are_learnt() -> bool:
-                known = [libraries.find(agent_id) for agent_id in (*AGENTS, "mute")]
+                known = [libraries.find(agent_id, None) for agent_id in (*AGENTS, "mute")]
                 tools = [found.fabric.registry.get_agent(agent_id).capabilities for agent_id in AGENTS]
                 return all(tools) and all(each is not None and each.listing.prompts for each in known)
 
@@ -245,7 +245,7 @@ async def test_a_subscription_goes_on_when_the_server_comes_back_or_is_replaced(
 
         async def is_learnt() -> bool:
             library, tools = (
-                own.fabric._prompts_and_resources.find("files"),
+                own.fabric._prompts_and_resources.find("files", None),
                 own.fabric.registry.get_agent("files").capabilities,
             )
             return bool(tools) and library is not None and bool(library.listing.resources)

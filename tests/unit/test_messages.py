@@ -47,7 +47,7 @@ async def _written_once(fabric: Fabric, given_id: str | None) -> None:
     assert isinstance(fabric.store, MemoryStore)
     store = Forgetful(fabric.store.writer, fabric.store.reader, time.time)
     parties = Senders(lambda _: None, lambda _: True)
-    desk = Messages(store, fabric.jobs, parties, fabric.registry.catalog.get, MessageSettings(), ConversationSignals())
+    desk = Messages(store, fabric.jobs, parties, fabric.registry.get_for, MessageSettings(), ConversationSignals())
     caller = Principal(mode="psk", principal_id="someone", trust="local")
     draft = MessageDraft(recipient=Party(id="percy"), parts=(Part(kind="text", text="hi"),), sender_message_id=given_id)
     sent_once = await desk.post(caller, new_trace(), draft)

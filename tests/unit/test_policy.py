@@ -32,7 +32,7 @@ from a2a_fabric.core.policy import (
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import principal_from_claims
 from a2a_fabric.node_setup import build_shared_keys
-from a2a_fabric.registry.catalog import Catalog, CatalogViews
+from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import agent
 
@@ -181,19 +181,18 @@ def test_a_scope_that_is_none_stops_the_start() -> None:
 
 def test_a_view_of_ten_thousand_agents_is_made_once() -> None:
     catalog = Catalog(many(10_000))
-    views = CatalogViews()
-    assert views.view_for(catalog, UNLIMITED) is catalog
+    assert catalog.view_for(UNLIMITED) is catalog
     for scopes, number in (
         (("agent:a7",), 1),
         (("capability:c5",), 100),
         (tuple(f"agent:a{n}" for n in range(500)), 500),
     ):
         began_at = time.perf_counter()
-        view = views.view_for(catalog, caller(*scopes))
+        view = catalog.view_for(caller(*scopes))
         assert len(view.agents) == number
-        assert all(views.view_for(catalog, caller(*scopes)) is view for _ in range(100))
+        assert all(catalog.view_for(caller(*scopes)) is view for _ in range(100))
         assert time.perf_counter() - began_at < 5.0
-    assert views.view_for(Catalog(many(10)), caller("agent:a7")).get("a7") is not None
+    assert Catalog(many(10)).view_for(caller("agent:a7")).get("a7") is not None
 
 
 def many(number: int) -> list[Manifest]:

@@ -109,6 +109,16 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.idempotent if self.idempotent is not None else self.side_effects in ("none", "reads")
 
 
+# The only capability in the catalog of an agent that shows nothing to callers without a login of their own.
+LOGIN_CAPABILITY = Capability(
+    name="login",
+    title="Sign in",
+    description="Sign in with your own account. What this agent offers you is listed after that.",
+    input_schema={"type": "object", "properties": {}},
+    idempotent=True,
+)
+
+
 class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool made from another one."""
 
@@ -207,6 +217,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.category is not None
 
     @property
+    def wants_login(self) -> bool:
+        """Whether every caller signs in to the agent with an account of its own."""
+        return "auth" in self.endpoint
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether it may offer capabilities that are not listed here, so that only a call can tell."""
+        return not self.capabilities or (len(self.capabilities) == 1 and self.capabilities[0] is LOGIN_CAPABILITY)
+
+    @property
     def transport(self) -> str:
         """As declared, or as its address speaks for it."""
         scheme = str(self.endpoint.get("uri", "")).partition("://")[0].removesuffix("s")
@@ -235,6 +255,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.agent_id}@{self.node_id}"
 
     def find_capability(self, name: str) -> Capability | None:
+        """By its name, however it is written. Signing in is possible, listed or not."""
         for capability in self.capabilities:
             if capability.name == name:
                 return capability
@@ -242,7 +263,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for capability in self.capabilities:
             if normalize_name(capability.name) == normalized:
                 return capability
-        return None
+        return LOGIN_CAPABILITY if normalized == LOGIN_CAPABILITY.name and self.wants_login else None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

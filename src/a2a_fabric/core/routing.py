@@ -222,7 +222,7 @@ def may_try_next(error: FabricError, capability: Capability | None, *, has_strea
 
 def _make_primary(target: Manifest, request: RouteRequest) -> Candidate | None:
     capability = target.find_capability(request.capability)
-    if capability is None and target.capabilities:
+    if capability is None and not target.is_open_ended:
         return None
     stream = request.stream and (capability is None or capability.streaming)
     return Candidate(manifest=target, capability=capability, tier="primary", reason="asked for", stream=stream)
@@ -311,7 +311,7 @@ class _Alternatives:
     def _consider(self, manifest: Manifest, tier: Tier, reason: str) -> Candidate | None:
         request = self._request
         capability = manifest.find_capability(request.capability)
-        if capability is None and manifest.capabilities:
+        if capability is None and not manifest.is_open_ended:
             refusal_reason: str | None = f"does not offer '{request.capability}'"
         else:
             refusal_reason = find_refusal(request.principal, manifest, request.capability)

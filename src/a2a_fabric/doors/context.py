@@ -101,7 +101,7 @@ class DoorContext:
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
     call_log: CallLog | None = None
-    tunnel: Callable[[Manifest], Tunnel | None] = lambda _: None  # raises AgentOffline
+    tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
     resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)

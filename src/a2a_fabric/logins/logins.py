@@ -8,6 +8,7 @@ Invariants:
   alone finds nothing, and does not use up the login either.
 - At most one renewal per principal and agent is under way. On a node a lock sees to it. Of several nodes, the one that
   writes its claim first renews the token, and the others wait for what it writes.
+- What an agent offers a principal is in memory under that principal alone, and only while there is such a login.
 - No token, code or `state` is in a log line or an error."""
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from a2a_fabric.core.errors import BadInput, ConfigError, FabricError, RateLimit
 from a2a_fabric.core.logins import LoginAttempt, LoginRecord, LoginRequired, LoginStore
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.logins.cipher import LoginCipher, WrongKey
+from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.oauth import (
     ClientIdentity,
     Discovery,
@@ -121,23 +123,23 @@ class Logins:
         load_cipher: Callable[[], LoginCipher],
         find_target: Callable[[str], LoginTarget | None],
         base_url: Callable[[], str | None],
+        listings: LoginListings,
     ) -> None:
         self._store = store
         self._oauth = oauth
         self._load_cipher = load_cipher
         self._find_target = find_target
         self._base_url = base_url
+        self.listings = listings
         self._loaded_cipher: LoginCipher | None = None
         self._cache: OrderedDict[tuple[str, str], _CachedLogin] = OrderedDict()
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._login_listeners: list[OnLogin] = []
-        self._logout_listeners: list[OnLogin] = []
+        self._listeners: list[OnLogin] = []
         self._starts: OrderedDict[str, deque[float]] = OrderedDict()  # moments of the last minute, by owner
 
-    def add_listener(self, on_login: OnLogin, on_logout: OnLogin) -> None:
-        """Each is called with the owner and the agent, after a login or a logout on this node. They do not raise."""
-        self._login_listeners.append(on_login)
-        self._logout_listeners.append(on_logout)
+    def add_listener(self, on_change: OnLogin) -> None:
+        """It is called with the owner and the agent, after a login or a logout on this node, and does not raise."""
+        self._listeners.append(on_change)
 
     # Signing in
 
@@ -264,8 +266,10 @@ class Logins:
         await self._store.put(record)
         self._cache.pop((owner, agent_id), None)
         _log.info("%s signed in to agent %s at %s", owner, agent_id, tokens.issuer)
-        for listener in self._login_listeners:
+        self.listings.remove(owner, agent_id)  # it is perhaps of another account
+        for listener in self._listeners:
             await listener(owner, agent_id)
+        await self.listings.learn(owner, [agent_id])
         return record
 
     async def _add_attempt(self, owner: str, agent_id: str, state: str, binding: str, secret: _AttemptSecret) -> None:
@@ -309,8 +313,8 @@ class Logins:
         """Whether there was a login, and whether its server was told that the tokens are no longer needed."""
         record = await self._store.get(owner, agent_id)
         removed = await self._store.remove(owner, agent_id)
-        self._cache.pop((owner, agent_id), None)
-        for listener in self._logout_listeners:
+        self._forget(owner, agent_id)
+        for listener in self._listeners:
             await listener(owner, agent_id)
         target = self._find_target(agent_id)
         if record is None or target is None:
@@ -330,11 +334,9 @@ class Logins:
             await asyncio.sleep(min(_POLL_SECONDS, max(0.0, ends_at - time.monotonic())))
         return True
 
-    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> None:
-        await self._store.set_listing(owner, agent_id, listing)
-
-    async def read_listings(self, agent_id: str) -> Sequence[bytes]:
-        return await self._store.read_listings(agent_id)
+    def _forget(self, owner: str, agent_id: str) -> None:
+        self._cache.pop((owner, agent_id), None)
+        self.listings.remove(owner, agent_id)
 
     # Tokens
 
@@ -408,6 +410,7 @@ class Logins:
         record = await self._store.get(owner, agent_id)
         if record is not None and record.revision == current.revision:
             await self._store.remove(owner, agent_id)
+            self.listings.remove(owner, agent_id)
         self._cache.pop((owner, agent_id), None)
         _log.info("the login of %s at agent %s has ended", owner, agent_id)
         return self.make_required(owner, agent_id, f"Your login at agent '{agent_id}' has ended: sign in again")
@@ -419,7 +422,7 @@ class Logins:
         """Raises LoginRequired."""
         record = await self._store.get(owner, agent_id)
         if record is None:
-            self._cache.pop((owner, agent_id), None)
+            self._forget(owner, agent_id)
             raise self.make_required(owner, agent_id)
         tokens = self._decrypt(record.secret, _name_login(owner, agent_id), Tokens, agent_id)
         login = _CachedLogin(tokens, record.revision, time.monotonic())

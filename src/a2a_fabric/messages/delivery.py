@@ -102,7 +102,7 @@ def choose_capability(manifest: Manifest, requested_name: str | None, call_input
     if requested_name is None:
         return choose_unnamed_capability(manifest.capabilities, call_input)
     capability = manifest.find_capability(requested_name)
-    if capability is None and manifest.capabilities:
+    if capability is None and not manifest.is_open_ended:
         raise CapabilityNotFound(manifest.agent_id, requested_name, [each.name for each in manifest.capabilities])
     return CapabilityChoice(capability=capability or Capability(name=requested_name))
 

@@ -19,7 +19,7 @@ from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
-from a2a_fabric.core.policy import check_agent_name, check_scope, narrow_manifest
+from a2a_fabric.core.policy import check_agent_name, check_scope
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import Part
 from a2a_fabric.core.stores import MessageStore, retry_store_call
@@ -95,7 +95,7 @@ class Messages:
         store: MessageStore,
         jobs: Jobs,
         senders: Senders,
-        find_agent: Callable[[str], Manifest | None],
+        find_agent: Callable[[Principal, str], Manifest | None],
         settings: MessageSettings,
         signals: ConversationSignals,
         on_sent: Callable[[], None] = lambda: None,
@@ -304,8 +304,7 @@ class Messages:
         self, principal: Principal, trace: Trace, draft: MessageDraft, conversation_id: str
     ) -> _Delivery:
         """Raises AgentNotFound, CapabilityNotFound, BadInput."""
-        declared = self._find_agent(draft.recipient.id)
-        manifest = None if declared is None else narrow_manifest(principal, declared)
+        manifest = self._find_agent(principal, draft.recipient.id)
         if manifest is None:
             check_agent_name(principal, draft.recipient.id)
             raise AgentNotFound(draft.recipient.id)

@@ -133,7 +133,7 @@ class CallOperations:
 
     def call(self, arguments: CallArguments, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
         """Raises the errors of the call; BadInput before the call begins."""
-        manifest = self._gateway.registry.catalog.get(arguments.agent_id)
+        manifest = self._gateway.registry.catalog_for(request.principal).get(arguments.agent_id)
         capability = None if manifest is None else manifest.find_capability(arguments.capability)
         answers = _choose_answers(arguments, request)
         options = self.choose_options(arguments.to_options() or request.job_options, capability, answers)
@@ -379,7 +379,7 @@ class ToolOperations:
         if any(find_refusal(principal, manifest, name) is not None for manifest, name in candidates):
             raise forbidden_tool(PREFIX + tool_id, principal)
         for manifest, name in candidates:
-            if not manifest.capabilities:
+            if manifest.is_open_ended:
                 return CallableTool(manifest=manifest, capability=Capability(name=name))
         if candidates:
             manifest, name = candidates[0]

@@ -16,6 +16,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Health, Manifest, TrustTier
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.policy import AccessKey, list_visible_tiers, make_access_key
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.search import (
@@ -30,7 +31,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 MAX_RESULTS = 100
-_MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes
+_MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes, and for callers with logins
 _STEPS_PER_TURN = 20  # steps of an index update before other tasks may run
 _MAX_ABSENT = 1000  # offline agents that may have left the catalog
 _MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
@@ -65,7 +66,7 @@ class SearchOperations:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._index = _CatalogIndex()
-        self._by_access_key: OrderedDict[AccessKey, _CatalogIndex] = OrderedDict()
+        self._by_access_key: OrderedDict[tuple[AccessKey, str | None], _CatalogIndex] = OrderedDict()
         self._lock = asyncio.Lock()
         self._offline_agents: set[str] = set()
         gateway.registry.health.add_listener(self._on_health_change)
@@ -96,10 +97,11 @@ class SearchOperations:
         registry = self._gateway.registry
         async with self._lock:
             # Every index separates the tiers.
-            if principal.scp is None and principal.cap is None and not principal.views:
+            is_shared = registry.catalog_for(principal) is registry.catalog
+            if is_shared and principal.scp is None and principal.cap is None and not principal.views:
                 await self._index.update(registry.catalog.agents)
                 return self._index.index
-            access_key = make_access_key(principal)
+            access_key = make_access_key(principal), None if is_shared else find_login_owner(principal)
             catalog_index = self._by_access_key.setdefault(access_key, _CatalogIndex())
             self._by_access_key.move_to_end(access_key)
             if len(self._by_access_key) > _MAX_INDEXES:

@@ -5,27 +5,14 @@ A reply with status 401 says that the request was not carried out, so it may be 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from contextlib import asynccontextmanager
+from typing import Unpack
 
+from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.outbound.guard import parse_url
-from a2a_fabric.outbound.port import HTTPClient, HTTPReply, StreamedReply
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply, HTTPRequestOptions, StreamedReply
 
 UNAUTHORIZED = 401
-
-
-class BearerSource(Protocol):
-    """The token of one principal at one agent. Both methods may raise any FabricError."""
-
-    async def get(self) -> str: ...
-
-    async def renew(self, rejected: str) -> str:
-        """Another token than the rejected one."""
-        ...
-
-    def reject(self) -> None:
-        """A token was rejected although it is new."""
-        ...
 
 
 class BearerClient:
@@ -40,59 +27,25 @@ class BearerClient:
         self._bearer = bearer
         self._origin = _read_origin(uri)
 
-    async def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] = {},  # read-only
-        body: bytes | None = None,
-        timeout: float,
-        limit: int,
-    ) -> HTTPReply:
-        if _read_origin(url) != self._origin:
-            return await self._http.request(method, url, headers=headers, body=body, timeout=timeout, limit=limit)
-        token = await self._bearer.get()
-        for is_last in (False, True):
-            reply = await self._http.request(
-                method, url, headers=add_bearer(headers, token), body=body, timeout=timeout, limit=limit
-            )
-            if reply.status != UNAUTHORIZED or is_last:
-                break
-            token = await self._bearer.renew(token)
-        if reply.status == UNAUTHORIZED:
-            self._bearer.reject()
-        return reply
-
-    def stream(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] = {},  # read-only
-        body: bytes | None = None,
-        timeout: float,
-        limit: int,
-    ) -> AbstractAsyncContextManager[StreamedReply]:
-        if _read_origin(url) != self._origin:
-            return self._http.stream(method, url, headers=headers, body=body, timeout=timeout, limit=limit)
-        return self._stream(method, url, headers, body, timeout, limit)
+    async def request(self, method: str, url: str, **options: Unpack[HTTPRequestOptions]) -> HTTPReply:
+        async with self.stream(method, url, **options) as reply:
+            return HTTPReply(reply.status, reply.headers, await reply.read())
 
     @asynccontextmanager
-    async def _stream(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
+    async def stream(
+        self, method: str, url: str, **options: Unpack[HTTPRequestOptions]
     ) -> AsyncIterator[StreamedReply]:
+        if _read_origin(url) != self._origin:
+            async with self._http.stream(method, url, **options) as reply:
+                yield reply
+            return
         token = await self._bearer.get()
-        async with self._http.stream(
-            method, url, headers=add_bearer(headers, token), body=body, timeout=timeout, limit=limit
-        ) as reply:
+        async with self._http.stream(method, url, **_add_bearer(options, token)) as reply:
             if reply.status != UNAUTHORIZED:
                 yield reply
                 return
         token = await self._bearer.renew(token)
-        async with self._http.stream(
-            method, url, headers=add_bearer(headers, token), body=body, timeout=timeout, limit=limit
-        ) as reply:
+        async with self._http.stream(method, url, **_add_bearer(options, token)) as reply:
             if reply.status == UNAUTHORIZED:
                 self._bearer.reject()
             yield reply
@@ -106,6 +59,8 @@ def _read_origin(url: str) -> tuple[str, str, int]:
     return parsed.scheme, parsed.host, parsed.port
 
 
-def add_bearer(headers: Mapping[str, str], token: str) -> dict[str, str]:
-    others = {name: value for name, value in headers.items() if name.lower() != "authorization"}
-    return {**others, "authorization": f"Bearer {token}"}
+def _add_bearer(options: HTTPRequestOptions, token: str | None) -> HTTPRequestOptions:
+    """The same request with this token alone; without any if there is none."""
+    given: Mapping[str, str] = options.get("headers", {})
+    headers = {name: value for name, value in given.items() if name.lower() != "authorization"}
+    return {**options, "headers": headers if token is None else {**headers, "authorization": f"Bearer {token}"}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 import msgspec
 
@@ -53,6 +53,15 @@ class StreamedReply(Protocol):
     async def read(self) -> bytes:
         """The whole body at once, for replies that turn out not to be streams."""
         ...
+
+
+class HTTPRequestOptions(TypedDict):
+    """The keyword arguments of both methods of `HTTPClient`, for clients that pass them on."""
+
+    headers: NotRequired[Mapping[str, str]]
+    body: NotRequired[bytes | None]
+    timeout: float
+    limit: int
 
 
 class HTTPClient(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest, ToolChoice, normalize_name
 from a2a_fabric.registry.memory import AgentMemory, ToolChange
 from a2a_fabric.registry.tool_choice import ToolTranslation, matches_any, select_tools
 
@@ -58,6 +58,12 @@ class AgentTools:
             _log_report(declared.agent_id, selected.report, previous)
         return selected.manifest
 
+    def select_personal(self, declared: Manifest, shared: Manifest, capabilities: tuple[Capability, ...]) -> Manifest:
+        """The agent for a caller to which it offers these capabilities. The operator's choice holds for it, too."""
+        if declared.tools is not None:
+            capabilities = select_tools(declared.agent_id, capabilities, declared.tools).capabilities
+        return msgspec.structs.replace(shared, capabilities=capabilities)
+
     def keep_only(self, agent_ids: Collection[str]) -> None:
         for removed_id in self._selected.keys() - set(agent_ids):
             del self._selected[removed_id]
@@ -98,8 +104,13 @@ class AgentTools:
             names = tuple(normalize_name(change.name) for change in changes)
             report = AgentToolReport(changes=tuple(changes), changed_names=names) if changes else _NOTHING
             return _Selected(declared, described, described, report)
-        selection = select_tools(declared.agent_id, described.capabilities, declared.tools or _NO_CHOICE, held)
-        self._translations[declared.agent_id] = selection.translation
+        choice = declared.tools or _NO_CHOICE
+        selection = select_tools(declared.agent_id, described.capabilities, choice, held)
+        translation = selection.translation
+        if declared.wants_login:  # other callers are offered other tools, so only the choice decides
+            translation = select_tools(declared.agent_id, (), choice, held).translation
+            translation.add(LOGIN_CAPABILITY.name)
+        self._translations[declared.agent_id] = translation
         manifest = msgspec.structs.replace(described, capabilities=selection.capabilities, tools=None, pin_tools=None)
         report = AgentToolReport(
             changes=tuple(changes),

@@ -3,7 +3,10 @@
 Calls read a catalog without locks; a change builds a new one. A view is a catalog of
 its own with only the agents and capabilities that the caller may call, so code that
 lists, counts or suggests agents cannot disclose others. Callers with the same trust tier
-and scopes share one view, built on first use after each change of the catalog."""
+and scopes share one view, built on first use after each change of the catalog.
+
+An agent at which callers sign in offers each of them something else. So a caller that is signed in somewhere has a
+catalog of its own, in which such agents have what they offer this caller."""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from types import MappingProxyType
 
-from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
 from a2a_fabric.core.policy import AccessKey, is_limited, make_access_key, narrow_manifests
 from a2a_fabric.registry.tool_choice import ToolTranslation
+
+_MAX_VIEWS = 64
+_MAX_PERSONAL = 256
 
 
 class Catalog:
@@ -33,6 +40,7 @@ class Catalog:
     ) -> None:
         self._discovered = frozenset(discovered)
         self.translations = translations  # of the agents whose tools are listed under other names, or not all
+        self._views: OrderedDict[AccessKey, Catalog] = OrderedDict()
         self._by_id: dict[str, Manifest] = {}
         for manifest in manifests:
             self._by_id.setdefault(manifest.agent_id, manifest)
@@ -82,30 +90,55 @@ class Catalog:
     def find_by_tag(self, tag: str) -> Sequence[Manifest]:
         return self._by_tag.get(tag, ())
 
-
-_MAX_VIEWS = 64
-
-
-class CatalogViews:
-    def __init__(self) -> None:
-        self._source: Catalog | None = None
-        self._views: OrderedDict[AccessKey, Catalog] = OrderedDict()
-
-    def view_for(self, catalog: Catalog, principal: Principal) -> Catalog:
+    def view_for(self, principal: Principal) -> Catalog:
         """The part of the catalog that this caller may see; the catalog itself for an unlimited caller."""
         if not is_limited(principal):
-            return catalog
-        if catalog is not self._source:
-            self._views.clear()
-            self._source = catalog
+            return self
         access_key = make_access_key(principal)
         view = self._views.get(access_key)
         if view is None:
-            visible = narrow_manifests(principal, catalog)
-            is_whole = len(visible) == len(catalog) and all(a is b for a, b in zip(visible, catalog, strict=True))
-            view = self._views[access_key] = catalog if is_whole else Catalog(visible)
+            visible = narrow_manifests(principal, self)
+            is_whole = len(visible) == len(self) and all(a is b for a, b in zip(visible, self, strict=True))
+            view = self._views[access_key] = self if is_whole else Catalog(visible)
             if len(self._views) > _MAX_VIEWS:
                 self._views.popitem(last=False)
         else:
             self._views.move_to_end(access_key)
         return view
+
+    def replace_manifests(self, replacements: Mapping[str, Manifest]) -> Catalog:
+        """The same catalog with other manifests of some agents."""
+        manifests = (replacements.get(manifest.agent_id, manifest) for manifest in self)
+        return Catalog(manifests, self._discovered, self.translations)
+
+
+class PersonalCatalogs:
+    """`select` makes the manifest of an agent that offers these capabilities to a caller."""
+
+    def __init__(
+        self, listings: PersonalListings, select: Callable[[Manifest, tuple[Capability, ...]], Manifest]
+    ) -> None:
+        self._listings = listings
+        self._select = select
+        self._catalogs: OrderedDict[str, tuple[Catalog, Mapping[str, PersonalListing], Catalog]] = OrderedDict()
+
+    def catalog_for(self, shared: Catalog, principal: Principal) -> Catalog:
+        """The caller's own catalog; the shared one for a caller that is not signed in to any agent."""
+        owner = find_login_owner(principal)
+        listings = None if owner is None else self._listings.find(owner)
+        if owner is None or listings is None:
+            return shared
+        source, made_from, catalog = self._catalogs.get(owner, (None, None, shared))
+        if source is not shared or made_from is not listings:
+            catalog = shared.replace_manifests(
+                {
+                    agent_id: self._select(manifest, listing.capabilities)
+                    for agent_id, listing in listings.items()
+                    if (manifest := shared.get(agent_id)) is not None and manifest.wants_login
+                }
+            )
+            self._catalogs[owner] = shared, listings, catalog
+            if len(self._catalogs) > _MAX_PERSONAL:
+                self._catalogs.popitem(last=False)
+        self._catalogs.move_to_end(owner)
+        return catalog

@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, Manifest, Status, is_imported, normalize_name
+from a2a_fabric.core.agent import (
+    LOGIN_CAPABILITY,
+    MAX_CAPABILITY_NAME,
+    Capability,
+    Manifest,
+    Status,
+    is_imported,
+    normalize_name,
+)
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.logins import PersonalListings, find_login_owner
 from a2a_fabric.core.policy import check_agent_name, find_refusal_of_unknown, is_limited, narrow_manifest, refuse_call
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, plan_route
 from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools
-from a2a_fabric.registry.catalog import Catalog, CatalogViews
+from a2a_fabric.registry.catalog import Catalog, PersonalCatalogs
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import (
@@ -189,7 +198,10 @@ class Registry:
         self._checked_against: list[Manifest] = []
         self._declared_ids = self._collect_declared_ids()
         self.catalog = Catalog(self._tools)
-        self._views = CatalogViews()
+        self.has_logins = False  # whether callers sign in to an agent of the catalog
+        self.load_listings: Callable[[str], Awaitable[None]] | None = None  # of one owner; bounded in time
+        self.listings = PersonalListings()  # what agents at which callers sign in offer each of them
+        self._personal_catalogs = PersonalCatalogs(self.listings, self._select_personal)
         health.add_listener(lambda *_: self.changes.notify())
 
     def add_listener(self, listener: Callable[[Catalog], None]) -> None:
@@ -210,13 +222,28 @@ class Registry:
             self._ids_by_source[source.name] = frozenset(manifest.agent_id for manifest in manifests)
             self._swap_catalog()
 
+    def catalog_for(self, principal: Principal) -> Catalog:
+        """The catalog with what agents offer this caller, whether it may call them or not.
+
+        It is the same object for as long as nothing changes, and another one for callers with logins of their own.
+        """
+        return self._personal_catalogs.catalog_for(self.catalog, principal) if self.has_logins else self.catalog
+
     def visible_to(self, principal: Principal) -> Catalog:
         """The catalog as this caller sees it: the agents, tools and capabilities that it may call."""
-        return self._views.view_for(self.catalog, principal)
+        return self.catalog_for(principal).view_for(principal)
+
+    async def wait_for_lists(self, principal: Principal) -> None:
+        """Wait, for a short time, until what this caller is to be shown is known."""
+        await self.unasked.wait()
+        if self.has_logins and self.load_listings is not None:
+            owner = find_login_owner(principal)
+            if owner is not None:
+                await self.load_listings(owner)
 
     def get_for(self, principal: Principal, agent_id: str) -> Manifest | None:
         """One agent or tool as this caller sees it, without looking at the others."""
-        manifest = self.catalog.get(agent_id)
+        manifest = self.catalog_for(principal).get(agent_id)
         return manifest if manifest is None or not is_limited(principal) else narrow_manifest(principal, manifest)
 
     def find_for(self, principal: Principal, agent_id: str) -> Manifest:
@@ -398,6 +425,9 @@ class Registry:
             else completion
             for declaration, completion in zip(declared, described, strict=True)
         ]
+        self.has_logins = any(manifest.wants_login for manifest in completed)
+        if self.has_logins:
+            completed = [_add_login_hint(manifest) for manifest in completed]
         self._declarations = {
             declaration.agent_id: self._completions[declaration.agent_id][0]
             if completion is not declaration
@@ -481,6 +511,13 @@ class Registry:
         is_valid = completion is not None and _is_same_declaration(completion[0], declared)
         return completion[1] if completion is not None and is_valid else declared
 
+    def _select_personal(self, manifest: Manifest, capabilities: tuple[Capability, ...]) -> Manifest:
+        """An agent as a caller sees it that is signed in there. What the operator declared is the same for all."""
+        declared = self.find_declaration(manifest)
+        if declared.capabilities:
+            return manifest
+        return self._tools_by_agent.select_personal(declared, manifest, capabilities)
+
     def _recall(self, declared: Manifest) -> None:
         """An agent that was not asked since the start is listed as it described itself before."""
         if self._memory is None or not _is_remembered(declared) or self._complete(declared) is not declared:
@@ -504,8 +541,21 @@ def _is_same_declaration(first: Manifest, second: Manifest) -> bool:
 
 
 def _is_remembered(declared: Manifest) -> bool:
-    """An agent that says itself what it offers, outside this process and not behind another node."""
+    """An agent that says itself what it offers, outside this process and not behind another node.
+
+    One that wants logins tells callers apart, unless the operator has a token for its list.
+    """
+    auth = declared.endpoint.get("auth")
+    if auth is not None and not (isinstance(auth, dict) and auth.get("service_token")):
+        return False
     return not declared.capabilities and declared.runtime != "python" and not is_imported(declared.agent_id)
+
+
+def _add_login_hint(manifest: Manifest) -> Manifest:
+    """An agent that shows nothing to callers without a login is listed with a way to sign in."""
+    if not manifest.wants_login or manifest.capabilities:
+        return manifest
+    return msgspec.structs.replace(manifest, capabilities=(LOGIN_CAPABILITY,))
 
 
 def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
@@ -530,10 +580,12 @@ class Planner:
     ) -> RoutePlan:
         """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         catalog, health = self._registry.catalog, self._registry.health
+        own_catalog = self._registry.catalog_for(principal) if self._registry.has_logins else catalog
         if self._valid_for[0] is not catalog or self._valid_for[1] != health.epoch:
             self._plans.clear()
             self._valid_for = (catalog, health.epoch)
-        key = (agent_id, capability, stream, any_agent, principal.trust, principal.scp, principal.cap, principal.views)
+        who = (principal.trust, principal.scp, principal.cap, principal.views)
+        key = (agent_id, capability, stream, any_agent, *who, None if own_catalog is catalog else own_catalog)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._build_plan(
@@ -543,7 +595,8 @@ class Planner:
                     principal=principal,
                     stream=stream,
                     any_agent=any_agent,
-                )
+                ),
+                own_catalog,
             )
             if len(self._plans) > _MAX_PLANS:
                 self._plans.clear()
@@ -551,8 +604,7 @@ class Planner:
                 self._plans[key] = plan
         return plan
 
-    def _build_plan(self, route_request: RouteRequest) -> RoutePlan:
-        catalog = self._registry.catalog
+    def _build_plan(self, route_request: RouteRequest, catalog: Catalog) -> RoutePlan:
         try:
             return plan_route(route_request, catalog, self._registry.health, self._policy)
         except AgentNotFound:

@@ -59,6 +59,10 @@ class ToolTranslation:
         self._held = held
         self._is_known = is_known  # False: the agent has not said what it offers, so only the choice decides
 
+    def add(self, name: str) -> None:
+        """Let calls of this name pass, unless it means another tool."""
+        self._origins.setdefault(normalize_name(name), ToolOrigin(name))
+
     def bind(self, inner: Handler) -> Handler:
         """A handler that asks the agent for its own tool. Raises CapabilityNotFound for a tool that was left out."""
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.core.threads import WorkerThreads
-from a2a_fabric.outbound.bearer import BearerSource
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.tools.spec import Toolbox

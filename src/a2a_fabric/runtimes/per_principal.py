@@ -4,8 +4,9 @@ It holds one runtime of the agent's real kind per principal. Each has that princ
 to the agent and its own sessions there, so nothing of one principal reaches another. Runtimes are built on first
 use, bounded in number, and closed when they were idle for a while.
 
-What such an agent offers may differ by principal. The catalog, which all callers see, has only what every principal
-that is signed in was offered alike; or what the operator's service token is shown."""
+What such an agent offers may differ by principal. `describe` tells what callers without a login are shown: what the
+operator's service token is shown, or else what the agent shows to strangers. What it offers a principal is learnt with
+that principal's own token, and is listed to that principal alone."""
 
 from __future__ import annotations
 
@@ -13,33 +14,63 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest, Status
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Manifest, Status, normalize_name
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentBusy, FabricError
-from a2a_fabric.core.logins import LOGIN_CONTINUATION, LoginRequired, login_owner_from_call
+from a2a_fabric.core.logins import (
+    LOGIN_CONTINUATION,
+    BearerSource,
+    LoginRequired,
+    PersonalListing,
+    login_owner_from_call,
+)
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.outbound.bearer import BearerClient, BearerSource
+from a2a_fabric.outbound.bearer import BearerClient
 from a2a_fabric.outbound.port import OutboundError
-from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
+from a2a_fabric.protocols.mcp.runtime_ports import (
+    EMPTY_LISTING,
+    HTTPTunnel,
+    OffersPromptsAndResources,
+    OffersTunnel,
+    PromptResourceListing,
+    PromptResourceProvider,
+    PromptResourceQuery,
+    Tunnel,
+)
+from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, error_from_outbound, redact_url
+from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 
 _LOGIN_SHARE = 0.9  # of a call's time, in which a person may sign in; the rest is for the agent
 _LEARN_TIMEOUT = 30.0
+_CONFIRM_TIMEOUT = 5.0  # for what the agent offers, after a login
 _LEARN_PAUSES = (1.0, 5.0, 30.0)
+_RELEARN_PAUSE = 2.0  # between two questions what a principal is offered, for a server that changes all the time
 _MAX_CAPABILITIES = 20_000
+_MAX_NAMED = 20
 _PROBE_BYTES = 64 * 1024
+_LOGIN_WANTED = (401, 403)
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 BuildRuntime = Callable[[Manifest, RuntimeContext], Runtime]
+
+
+class Listings(Protocol):
+    """What agents offer each principal. See `logins.LoginListings`."""
+
+    def get(self, owner: str, agent_id: str) -> PersonalListing | None: ...
+    async def set(self, owner: str, agent_id: str, listing: PersonalListing) -> None: ...
 
 
 class LoginTokens(Protocol):
@@ -48,8 +79,8 @@ class LoginTokens(Protocol):
     async def get_token(self, owner: str, agent_id: str) -> str: ...
     async def renew(self, owner: str, agent_id: str, rejected: str) -> str: ...
     async def wait_for_login(self, owner: str, agent_id: str, timeout: float) -> bool: ...
-    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> None: ...
-    async def read_listings(self, agent_id: str) -> Sequence[bytes]: ...
+    @property
+    def listings(self) -> Listings: ...
     def make_required(self, owner: str, agent_id: str, why: str = "") -> LoginRequired: ...
 
 
@@ -72,8 +103,8 @@ class _PrincipalBearer:
     async def get(self) -> str:
         return await self._keep_failure(self._logins.get_token(self._owner, self._agent_id))
 
-    async def renew(self, rejected: str) -> str:
-        return await self._keep_failure(self._logins.renew(self._owner, self._agent_id, rejected))
+    async def renew(self, rejected: str | None) -> str:
+        return await self._keep_failure(self._logins.renew(self._owner, self._agent_id, rejected or ""))
 
     def reject(self) -> None:
         why = f"Agent '{self._agent_id}' rejects your login, though it is new: sign in with an account that it accepts"
@@ -90,15 +121,15 @@ class _PrincipalBearer:
 
 
 class _ServiceBearer:
-    """The operator's token, which is never used for a call."""
+    """The operator's token, which is never used for a call; or none, to see what strangers are shown."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str | None) -> None:
         self._token = token
 
-    async def get(self) -> str:
+    async def get(self) -> str | None:
         return self._token
 
-    async def renew(self, rejected: str) -> str:
+    async def renew(self, rejected: str | None) -> str | None:
         return self._token
 
     def reject(self) -> None:
@@ -111,7 +142,7 @@ class _PrincipalSession:
         self.bearer = bearer
         self.call_count = 0
         self.used_at = time.monotonic()
-        self.has_learned = False
+        self.listing: PersonalListing | None = None  # as this session has learnt it
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -151,31 +182,24 @@ class PerPrincipalRuntime:
         self._logins = logins
         self._settings = settings
         self._sessions: OrderedDict[str, _PrincipalSession] = OrderedDict()  # the least recently used one first
+        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._relearning: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
-        token = settings.service_token
-        # Built in any case, because that raises BadInput now for a bad endpoint.
-        self._first_runtime = self._build_with(_ServiceBearer(token or ""), context.on_capabilities_changed)
-        self._service_runtime: Runtime | None = None if token is None else self._first_runtime
+        # Built now, because that raises BadInput for a bad endpoint.
+        self._shared_runtime = self._build_with(
+            _ServiceBearer(settings.service_token), context.on_capabilities_changed, lambda: None
+        )
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         owner = login_owner_from_call(call)
         if call.answers and call.answers.continuation == LOGIN_CONTINUATION:
             call = await self._wait_for_login(owner, call)
-        session = self._find_session(owner)
-        session.begin_call()
-        try:
-            await session.bearer.get()
-            result = await session.runtime(call, emit)
-        except FabricError as exc:
-            if session.bearer.failure is not None and exc is not session.bearer.failure:
-                raise session.bearer.failure from exc
-            raise
-        finally:
-            session.end_call()
-            self._schedule_sweep()
-        if not session.has_learned:
+        if self._is_login_hint(owner, call.target.capability):
+            return await self._confirm_login(owner)
+        result = await self._run(owner, lambda runtime: runtime(call, emit))
+        if self._logins.listings.get(owner, self.agent_id) is None:
             self.learn(owner)
         return result
 
@@ -185,33 +209,51 @@ class PerPrincipalRuntime:
 
     async def health(self) -> Status:
         """An agent that asks for a login answers."""
-        if self._service_runtime is not None:
-            return await self._service_runtime.health()
-        upstream = redact_url(self._settings.uri)
-        try:
-            reply = await self._context.http.request(
-                "GET", self._settings.uri, timeout=PROBE_TIMEOUT, limit=_PROBE_BYTES
-            )
-        except OutboundError as exc:
-            raise error_from_outbound(exc, PROBE_TIMEOUT, upstream) from exc
-        return "online" if reply.status < 500 else "degraded"
+        if self._settings.service_token is not None:
+            return await self._shared_runtime.health()
+        return "online" if await self._probe() < 500 else "degraded"
 
     async def describe(self) -> Manifest:
-        if self._service_runtime is not None:
-            return await self._service_runtime.describe()
-        lists = [_decode_listing(each) for each in await self._logins.read_listings(self.agent_id)]
-        return complete_manifest(
-            self._manifest,
-            msgspec.structs.replace(self._manifest, capabilities=tuple(_find_common(lists))),
-        )
+        """As callers without a login are shown it. Most agents show them nothing."""
+        if self._settings.service_token is None and await self._probe() in _LOGIN_WANTED:
+            return self._manifest
+        return await self._shared_runtime.describe()
 
-    def learn(self, owner: str) -> None:
-        """Ask the agent, in the background, what it offers this principal. Called after a login, too."""
-        if self._is_closed or self._service_runtime is not None:
-            return
-        task = asyncio.ensure_future(self._learn(owner))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _probe(self) -> int:
+        """The status of a request without a token. Raises FabricError."""
+        uri = self._settings.uri
+        try:
+            reply = await self._context.http.request("GET", uri, timeout=PROBE_TIMEOUT, limit=_PROBE_BYTES)
+        except OutboundError as exc:
+            raise error_from_outbound(exc, PROBE_TIMEOUT, redact_url(uri)) from exc
+        return reply.status
+
+    def learn(self, owner: str) -> Awaitable[None]:
+        """Ask the agent, in the background, what it offers this principal; to wait for that is up to the caller."""
+        task = self._learning.get(owner)
+        if task is None:
+            task = self._learning[owner] = self._spawn(self._learn(owner))
+            task.add_done_callback(lambda _: self._learning.pop(owner, None))
+        return asyncio.shield(task)
+
+    def find_prompts_and_resources(self, owner: str) -> PromptResourceProvider | None:
+        """Those that this principal is offered; None if it is not signed in."""
+        if not isinstance(self._shared_runtime, OffersPromptsAndResources):
+            return None
+        is_known = self._logins.listings.get(owner, self.agent_id) is not None
+        return _PersonalPromptsAndResources(self, owner) if is_known else None
+
+    def find_tunnel(self, owner: str) -> Tunnel | None:
+        """To the agent as this principal; None if it is not signed in. Raises AgentBusy."""
+        if self._logins.listings.get(owner, self.agent_id) is None:
+            return None
+        session = self._find_session(owner)
+        if not isinstance(session.runtime, OffersTunnel):
+            return None
+        tunnel = session.runtime.tunnel
+        # Streams of messages send the token by themselves.
+        is_http = isinstance(tunnel, HTTPTunnel)
+        return msgspec.structs.replace(tunnel, owner=owner, **({"bearer": session.bearer} if is_http else {}))
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -222,13 +264,63 @@ class PerPrincipalRuntime:
         self._sessions.clear()
         for session in sessions:
             await session.runtime.aclose()
-        await self._first_runtime.aclose()
+        await self._shared_runtime.aclose()
 
     def close_session(self, owner: str) -> None:
         """The principal has signed out, or in again: what its session still knows is no longer right."""
         session = self._sessions.pop(owner, None)
         if session is not None:
             self._close_in_background(session)
+
+    async def ask(self, owner: str, ask: Callable[[PromptResourceProvider], Awaitable[T]]) -> T:
+        """Ask for a prompt or a resource as this principal. Raises FabricError."""
+
+        def work(runtime: Runtime) -> Awaitable[T]:
+            assert isinstance(runtime, OffersPromptsAndResources)  # noqa: S101  # as the shared one is
+            return ask(runtime.prompts_and_resources)
+
+        return await self._run(owner, work)
+
+    def get_items(self, owner: str) -> PromptResourceListing:
+        listing = self._logins.listings.get(owner, self.agent_id)
+        if listing is None:
+            return EMPTY_LISTING
+        return PromptResourceListing(prompts=listing.prompts, resources=listing.resources, templates=listing.templates)
+
+    async def _run(self, owner: str, work: Callable[[Runtime], Awaitable[T]]) -> T:
+        """Let the principal's own runtime do the work. Raises LoginRequired, and what the work raises."""
+        session = self._find_session(owner)
+        session.begin_call()
+        try:
+            await session.bearer.get()
+            return await work(session.runtime)
+        except FabricError as exc:
+            if session.bearer.failure is not None and exc is not session.bearer.failure:
+                raise session.bearer.failure from exc
+            raise
+        finally:
+            session.end_call()
+            self._schedule_sweep()
+
+    def _is_login_hint(self, owner: str, capability: str) -> bool:
+        """Whether the call only means to sign in, and not a tool of this name."""
+        if normalize_name(capability) != LOGIN_CAPABILITY.name:
+            return False
+        listing = self._logins.listings.get(owner, self.agent_id) or PersonalListing()
+        offered = (*self._manifest.capabilities, *listing.capabilities)
+        return not any(normalize_name(each.name) == LOGIN_CAPABILITY.name for each in offered)
+
+    async def _confirm_login(self, owner: str) -> Result:
+        """Raises LoginRequired."""
+        await self._logins.get_token(owner, self.agent_id)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CONFIRM_TIMEOUT):
+                await self.learn(owner)
+        listing = self._logins.listings.get(owner, self.agent_id) or PersonalListing()
+        names = [capability.name for capability in listing.capabilities]
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        offered = f" It offers you: {', '.join(names[:_MAX_NAMED])}{more}." if names else ""
+        return Result(data={"answer": f"You are signed in to '{self.agent_id}'.{offered}"})
 
     async def _wait_for_login(self, owner: str, call: Call) -> Call:
         """The call itself, once the person has signed in. Raises LoginRequired."""
@@ -248,7 +340,7 @@ class PerPrincipalRuntime:
             if len(self._sessions) >= self._settings.max_sessions:
                 self._evict()
             bearer = _PrincipalBearer(self._logins, owner, self.agent_id)
-            runtime = self._build_with(bearer, lambda _: self.learn(owner))
+            runtime = self._build_with(bearer, lambda _: self._relearn(owner), lambda: self._relearn(owner))
             session = self._sessions[owner] = _PrincipalSession(runtime, bearer)
         self._sessions.move_to_end(owner)
         return session
@@ -262,18 +354,36 @@ class PerPrincipalRuntime:
             )
         self._close_in_background(self._sessions.pop(owner))
 
-    def _build_with(self, bearer: BearerSource, on_changed: Callable[[str], None]) -> Runtime:
+    def _build_with(
+        self, bearer: BearerSource, on_changed: Callable[[str], None], on_items_changed: Callable[[], None]
+    ) -> Runtime:
         context = replace(
             self._context,
             http=BearerClient(self._context.http, bearer, self._settings.uri),
             bearer=bearer,
             on_capabilities_changed=on_changed,
-            on_prompts_resources_changed=lambda: None,
+            on_prompts_resources_changed=on_items_changed,
         )
         return self._build(self._manifest, context)
 
+    def _relearn(self, owner: str) -> None:
+        """The agent says that it offers the principal something else now."""
+        if owner not in self._relearning and not self._is_closed:
+            self._relearning.add(owner)
+            self._spawn(self._relearn_later(owner))
+
+    async def _relearn_later(self, owner: str) -> None:
+        """Changes in a short time cost one question."""
+        try:
+            session = self._sessions.get(owner)
+            await asyncio.sleep(0 if session is None or session.listing is None else _RELEARN_PAUSE)
+        finally:
+            self._relearning.discard(owner)
+        if owner in self._sessions:
+            await self.learn(owner)
+
     async def _learn(self, owner: str) -> None:
-        """Tried again a few times: without a list, no caller finds a capability to call."""
+        """Tried again a few times: without a list, the principal finds nothing to call."""
         for pause in (*_LEARN_PAUSES, None):
             try:
                 await self._learn_once(owner)
@@ -285,21 +395,32 @@ class PerPrincipalRuntime:
                     return
                 await asyncio.sleep(pause)
         self._schedule_sweep()
-        self._context.on_capabilities_changed(self.agent_id)
 
     async def _learn_once(self, owner: str) -> None:
         session = self._find_session(owner)
         async with asyncio.timeout(_LEARN_TIMEOUT):  # not counted as a call: a caller may evict the session meanwhile
             await session.bearer.get()
-            described = await session.runtime.describe()
-            listing = msgspec.json.encode(described.capabilities[:_MAX_CAPABILITIES])
-            await self._logins.set_listing(owner, self.agent_id, listing)
-        session.has_learned = True
+            described = await sanitize_discovered_manifest(await session.runtime.describe())
+            items = EMPTY_LISTING
+            if isinstance(session.runtime, OffersPromptsAndResources):
+                items = await session.runtime.prompts_and_resources.load()
+            session.listing = PersonalListing(
+                capabilities=described.capabilities[:_MAX_CAPABILITIES],
+                prompts=items.prompts,
+                resources=items.resources,
+                templates=items.templates,
+            )
+            if self._sessions.get(owner) is session:  # the principal has not signed out, or in as another one
+                await self._logins.listings.set(owner, self.agent_id, session.listing)
 
     def _close_in_background(self, session: _PrincipalSession) -> None:
-        task = asyncio.ensure_future(session.close())
+        self._spawn(session.close())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _schedule_sweep(self) -> None:
         if self._sweep is None and not self._is_closed:
@@ -316,16 +437,27 @@ class PerPrincipalRuntime:
             self._schedule_sweep()
 
 
-def _decode_listing(listing: bytes) -> list[Capability]:
-    try:
-        return msgspec.json.decode(listing, type=list[Capability])
-    except msgspec.DecodeError:  # written by another version
-        return []
+class _PersonalPromptsAndResources:
+    """The prompts and resources that an agent offers one principal."""
 
+    def __init__(self, runtime: PerPrincipalRuntime, owner: str) -> None:
+        self._runtime = runtime
+        self._owner = owner
 
-def _find_common(lists: Sequence[list[Capability]]) -> list[Capability]:
-    """What all lists have, in the order of the first; of a capability with different schemas, no list tells."""
-    if not lists:
-        return []
-    others = [{each.name: each for each in capabilities} for capabilities in lists[1:]]
-    return [each for each in lists[0] if all(other.get(each.name) == each for other in others)]
+    @property
+    def listing(self) -> PromptResourceListing:
+        return self._runtime.get_items(self._owner)
+
+    async def load(self) -> PromptResourceListing:
+        await self._runtime.learn(self._owner)
+        return self.listing
+
+    async def ask(self, query: PromptResourceQuery, emit: Emit | None = None) -> dict[str, Any]:
+        return await self._runtime.ask(self._owner, lambda provider: provider.ask(query, emit))
+
+    async def subscribe(
+        self, uri: str, on_change: Callable[[], None], on_lost: Callable[[], None], start_timeout: float
+    ) -> Callable[[], None]:
+        return await self._runtime.ask(
+            self._owner, lambda provider: provider.subscribe(uri, on_change, on_lost, start_timeout)
+        )

@@ -33,6 +33,7 @@ from a2a_fabric.core.call import (
     owner_from_principal,
 )
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError, RateLimited
+from a2a_fabric.core.logins import LOGIN_CONTINUATION, LoginRequired
 from a2a_fabric.core.pending_questions import ContinuationSeal, unknown_continuation
 from a2a_fabric.core.propagation import DelegationGuard
 from a2a_fabric.core.result import Answers, Event, Fallback, Questions, Result, make_input_required, status
@@ -315,6 +316,8 @@ class RoutingHandler:
                     may_continue = False
                 if is_over or not may_continue:
                     _add_error_details(error, plan, candidate, hops)
+                    if isinstance(error, LoginRequired):
+                        error.continuation = self._seal.seal(agent_id, LOGIN_CONTINUATION, call)
                     if may_continue and len(hops) > 1:
                         raise _make_all_failed_error(plan, hops, target.timeout_ms / 1000) from error
                     raise  # not `from error`: a cause of itself would keep the whole call alive

@@ -70,13 +70,14 @@ class LoginStoreContract:
     async def test_a_secret_is_replaced_only_by_the_one_that_read_it_last(self, store: Store) -> None:
         record = LoginRecord(owner="psk:a", agent_id="x", issuer="https://i", secret=b"1", revision=7)
         await store.logins.put(record)
-        await store.logins.set_listing("psk:a", "x", b"[]")
+        assert await store.logins.set_listing("psk:a", "x", b"[]")
+        assert not await store.logins.set_listing("psk:b", "x", b"[]")
         replaced = [await store.logins.put(msgspec.structs.replace(record, secret=each), 7) for each in (b"2", b"3")]
         assert replaced == [True, False]
         kept = await store.logins.get("psk:a", "x")
         assert kept is not None
         assert (kept.secret, kept.revision, kept.listing) == (b"2", 8, b"[]")
-        assert await store.logins.read_listings("x") == [b"[]"]
+        assert await store.logins.read_listings(10) == [("psk:a", "x", b"[]")]
         await store.logins.put(msgspec.structs.replace(record, secret=b"4", revision=99))
         kept = await store.logins.get("psk:a", "x")
         assert kept is not None

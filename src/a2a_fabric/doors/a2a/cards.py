@@ -271,7 +271,8 @@ class CardCache:
 
     def get_card(self, context: A2ARequestContext) -> ServedCard:
         """The card of the agent, or of the gateway, with the skills that this caller may use."""
-        source: object = context.agent if context.agent is not None else self._gateway.registry.catalog
+        registry = self._gateway.registry
+        source: object = context.agent if context.agent is not None else registry.catalog_for(context.principal)
         name = context.agent.agent_id if context.agent is not None else None
         options = self._choose_options(context)
         access = make_access_key(context.principal)

@@ -16,7 +16,6 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import AccessKey, make_access_key
 from a2a_fabric.doors.edge import compute_etag
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.protocols.a2a.card import CARD_PATH
@@ -145,7 +144,7 @@ def _domain_from_url(base_url: str) -> str:
 
 
 _MAX_CACHED = 64
-_CacheKey = tuple[AccessKey, CatalogNode, int | None]
+_CacheKey = tuple[object, CatalogNode, int | None]  # the part of the catalog that a caller sees
 
 
 class CatalogDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,34 +163,23 @@ class CatalogDocuments:
         self._host = host
         self._max_agents = max_agents
         self._catalog: object = None
-        self._visible_agents: OrderedDict[AccessKey, list[Manifest]] = OrderedDict()
         self._cache: OrderedDict[_CacheKey, CatalogDocument | None] = OrderedDict()
 
     def get(self, principal: Principal, node: CatalogNode, part: int | None) -> CatalogDocument | None:
         """None if there is no such part."""
-        agents = self._list_visible_agents(principal)
-        key = (make_access_key(principal), node, part)
+        registry = self._gateway.registry
+        if registry.catalog is not self._catalog:
+            self._catalog = registry.catalog
+            self._cache.clear()
+        visible = registry.visible_to(principal)
+        key = (visible, node, part)
         if key not in self._cache:
+            agents = sorted(visible.agents, key=lambda manifest: manifest.agent_id)
             self._cache[key] = self._build_document(agents, node, part)
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)
         return self._cache[key]
-
-    def _list_visible_agents(self, principal: Principal) -> list[Manifest]:
-        current_catalog = self._gateway.registry.catalog
-        if current_catalog is not self._catalog:
-            self._catalog = current_catalog
-            self._visible_agents.clear()
-            self._cache.clear()
-        reach = make_access_key(principal)
-        seen = self._visible_agents.get(reach)
-        if seen is None:
-            visible = self._gateway.registry.visible_to(principal).agents
-            seen = self._visible_agents[reach] = sorted(visible, key=lambda manifest: manifest.agent_id)
-            if len(self._visible_agents) > _MAX_CACHED:
-                self._visible_agents.popitem(last=False)
-        return seen
 
     def _build_document(
         self, agents: Sequence[Manifest], node: CatalogNode, part: int | None

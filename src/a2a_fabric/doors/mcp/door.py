@@ -92,7 +92,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     servers = McpServers(gateway, build_server)
     context.resource_providers.add_listener(servers.schedule_notify)
     selector = ProxySelector(
-        context, servers, idle_timeout=settings.session_idle, max_sessions=settings.sessions_per_agent
+        context, servers, sessions.find, idle_timeout=settings.session_idle, max_sessions=settings.sessions_per_agent
     )
 
     async def find_gateway_server(scope: Any, principal: Principal) -> McpRequestServer:

@@ -339,7 +339,7 @@ class FastPath:
     ) -> None:
         """`rest` are the members of the result beside the tools."""
         started = time.perf_counter()
-        await self._context.gateway.registry.unasked.wait()
+        await self._context.gateway.registry.wait_for_lists(request_context.principal)
         client = ListingClient(request_context.client_name, request_context.wants_all_tools)
         tools = self._catalog.list_tools(request_context.principal, client)
         if tools.encoded is None:

@@ -8,6 +8,7 @@ itself."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
@@ -89,6 +90,8 @@ ItemKind = Literal["prompts", "resources"]  # as clients are told of changes
 ListKind = Literal["prompts", "resources", "templates"]
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
+_MAX_PERSONAL_TABLES = 64  # of callers with logins of their own
+_STRANGER = Principal(trust="public")  # it has no logins
 
 
 class ItemSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,31 +138,35 @@ class _ItemTable:
 
 
 class PromptsAndResources:
-    """The items of the agents in `list_agents()`, listed anew when `get_catalog()` is another object."""
+    """The items of the agents in `list_agents()`, listed anew when `catalog_for(principal)` is another object.
+
+    A caller with logins of its own has a table of its own: only it has the items that agents offer to it.
+    """
 
     def __init__(
         self,
         providers: PromptResourceProviders,
-        get_catalog: Callable[[], object],
+        catalog_for: Callable[[Principal], object],
         list_agents: Callable[[], Sequence[Manifest]],
     ) -> None:
         self._providers = providers
-        self._get_catalog = get_catalog
+        self._catalog_for = catalog_for
         self._list_agents = list_agents
         self._state: tuple[object, int] | None = None
         self._table = _ItemTable()
+        self._personal_tables: OrderedDict[object, tuple[int, _ItemTable]] = OrderedDict()  # by the caller's catalog
         self._changed_kinds: set[ItemKind] = set()
         self.pop_changes()
 
     def pop_changes(self) -> set[ItemKind]:
-        """The lists that changed since the last call, even if they have changed back."""
-        self._get_table()
+        """The shared lists that changed since the last call, even if they have changed back."""
+        self._get_shared_table()
         changes, self._changed_kinds = self._changed_kinds, set()
         return changes
 
     def list_entries(self, kind: ListKind, principal: Principal) -> Sequence[dict[str, Any]]:
         """The entries that this caller sees."""
-        table = self._get_table()
+        table = self._get_table(principal)
         key = (kind, make_access_key(principal))
         entries = table.lists.get(key)
         if entries is None:
@@ -170,12 +177,12 @@ class PromptsAndResources:
         return entries
 
     def find_prompt(self, name: str, principal: Principal) -> ItemSource | None:
-        item = self._get_table().prompt_by_name.get(name)
+        item = self._get_table(principal).prompt_by_name.get(name)
         return item if item is not None and _may_use_all(principal, item.manifest) else None
 
     def find_resource(self, uri: str, principal: Principal) -> ItemSource | None:
         """By the public URI, listed or not; or by the agent's own URI, if only one agent has it."""
-        table = self._get_table()
+        table = self._get_table(principal)
         if uri.startswith(AGENT_URI_PREFIX):
             agent_id, original = parse_uri(uri) or ("", "")
             manifest = table.manifests.get(agent_id)
@@ -191,28 +198,43 @@ class PromptsAndResources:
 
     def list_candidates(self, uri: str, principal: Principal) -> list[str]:
         """The public URIs of the resources, of several agents, that this URI could mean."""
-        table = self._get_table()
+        table = self._get_table(principal)
         templates = [item for item in table.items["templates"] if _matches_template(item.original, uri)]
         items = [*table.resources_by_original.get(uri, ()), *templates]
         owners = dict.fromkeys(item.manifest.agent_id for item in items if _may_use_all(principal, item.manifest))
         return [to_resource_uri((agent_id, uri)) for agent_id in owners]
 
     def find_template(self, template: str, principal: Principal) -> ItemSource | None:
-        table = self._get_table()
+        table = self._get_table(principal)
         item = table.template_by_address.get(template)
         if item is not None:
             return item if _may_use_all(principal, item.manifest) else None
         return _find_only(table.templates_by_original.get(template, ()), principal)
 
-    def _get_table(self) -> _ItemTable:
-        catalog, version = self._get_catalog(), self._providers.version
+    def _get_table(self, principal: Principal) -> _ItemTable:
+        shared, catalog = self._get_shared_table(), self._catalog_for(principal)
+        if self._state is not None and catalog is self._state[0]:
+            return shared
+        version, table = self._personal_tables.get(catalog, (-1, shared))
+        if version != self._providers.version:
+            table = _ItemTable(self._read_listings(principal), shared.prompt_names)
+            self._personal_tables[catalog] = self._providers.version, table
+            if len(self._personal_tables) > _MAX_PERSONAL_TABLES:
+                self._personal_tables.popitem(last=False)
+        self._personal_tables.move_to_end(catalog)
+        return table
+
+    def _get_shared_table(self) -> _ItemTable:
+        catalog, version = self._catalog_for(_STRANGER), self._providers.version
         if self._state is None or self._state[0] is not catalog or self._state[1] != version:
-            pairs = ((manifest, self._providers.find(manifest.agent_id)) for manifest in self._list_agents())
-            listings = [(manifest, provider.listing) for manifest, provider in pairs if provider is not None]
-            previous, self._table = self._table, _ItemTable(listings, self._table.prompt_names)
+            previous, self._table = self._table, _ItemTable(self._read_listings(None), self._table.prompt_names)
             self._changed_kinds.update(_find_changes(previous, self._table))
             self._state = (catalog, version)
         return self._table
+
+    def _read_listings(self, principal: Principal | None) -> list[tuple[Manifest, PromptResourceListing]]:
+        pairs = ((manifest, self._providers.find(manifest.agent_id, principal)) for manifest in self._list_agents())
+        return [(manifest, provider.listing) for manifest, provider in pairs if provider is not None]
 
 
 def _find_changes(previous: _ItemTable, current: _ItemTable) -> Iterator[ItemKind]:
@@ -290,13 +312,16 @@ class PromptResourceHandlers:
         self._prompts_resources = prompts_resources
 
     async def list_prompts(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        await self._wait_for_lists(ctx)
         return _make_page("prompts", self._list_entries(ctx, "prompts"), "name", params.cursor)
 
     async def list_resources(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        await self._wait_for_lists(ctx)
         entries = [*map(_manifest_resource, self._list_agents(ctx)), *self._list_entries(ctx, "resources")]
         return _make_page("resources", entries, "uri", params.cursor)
 
     async def list_templates(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        await self._wait_for_lists(ctx)
         manifest_template = {
             "uriTemplate": _AGENT_TEMPLATE,
             "name": "agent",
@@ -348,6 +373,11 @@ class PromptResourceHandlers:
         return await self._query_agent(
             ctx, source, "completion/complete", {"ref": {"type": ref.type, key: source.original}}
         )
+
+    async def _wait_for_lists(self, ctx: SdkContext) -> None:
+        registry = self._context.gateway.registry
+        if registry.has_logins:  # what an agent offers this caller may be in the store only
+            await registry.wait_for_lists(get_request_context(ctx).principal)
 
     def _list_entries(self, ctx: SdkContext, kind: ListKind) -> Sequence[dict[str, Any]]:
         return self._prompts_resources.list_entries(kind, get_request_context(ctx).principal)
@@ -438,7 +468,7 @@ async def run_at_agent(
     answers: list[T] = []
 
     async def work() -> None:
-        provider = context.resource_providers.find(manifest.agent_id)
+        provider = context.resource_providers.find(manifest.agent_id, principal)
         if provider is None:
             raise AgentNotFound(manifest.agent_id)
         answers.append(await ask(provider))

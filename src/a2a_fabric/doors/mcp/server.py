@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope
@@ -129,7 +130,7 @@ def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkSe
         server_info.name,
         version=server_info.version,
         title=server_info.title,
-        get_tool_input_schema=handlers.catalog.get_input_schema,
+        get_tool_input_schema=handlers.get_input_schema,
         on_subscriptions_listen=handlers.subscriptions.listen,
     )
     server.make_instructions = handlers.make_instructions
@@ -193,11 +194,16 @@ class McpHandlers:
             raise MCPError(types.INVALID_PARAMS, "Invalid cursor. There is only one page of tools.")
         request_context, about = get_request_context(ctx), ctx.session.client_params
         client = ListingClient(about.client_info.name if about else "", request_context.wants_all_tools)
-        await self._context.gateway.registry.unasked.wait()
+        await self._context.gateway.registry.wait_for_lists(request_context.principal)
         return {
             "tools": self._run_lookup(lambda: self.catalog.list_tools(request_context.principal, client)),
             **UNCACHED,
         }
+
+    def get_input_schema(self, name: str) -> dict[str, Any] | None:
+        """The SDK asks for it while it reads a request."""
+        principal = _current_principal.get()
+        return None if principal is None else self.catalog.get_input_schema(name, principal)
 
     def make_instructions(self, principal: Principal) -> str:
         return self._run_lookup(lambda: self.catalog.make_instructions(principal)) or ""
@@ -205,7 +211,8 @@ class McpHandlers:
     async def call_tool(self, ctx: SdkContext, params: types.CallToolRequestParams) -> HandlerResult:
         request_context = get_request_context(ctx)
         accepts_tasks = partial(declares_tasks, ctx)
-        if is_stateless_era(ctx) and self._needs_tasks(params.name) and not accepts_tasks():
+        needs_tasks = is_stateless_era(ctx) and self._needs_tasks(params.name, request_context.principal)
+        if needs_tasks and not accepts_tasks():
             raise make_undeclared_error()
         trace, chain = request_context.trace_from_meta(ctx.meta), (ctx.meta or {}).get(DELEGATION_META_KEY)
         call = ToolCall(self._context, self.catalog, request_context, params.name, trace, accepts_tasks, chain)
@@ -218,11 +225,11 @@ class McpHandlers:
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))  # the SDK takes only plain JSON values
         return plain
 
-    def _needs_tasks(self, name: str) -> bool:
+    def _needs_tasks(self, name: str, principal: Principal) -> bool:
         """Whether the call always becomes a job, and no listed tool could fetch its result."""
         if self.catalog.has_job_tools:
             return False
-        target = self._run_lookup(lambda: self.catalog.find_target(name))
+        target = self._run_lookup(lambda: self.catalog.find_target(name, principal))
         return bool(target) and self._context.jobs.find_job_after(*target) == 0
 
     async def handle_set_level(self, ctx: SdkContext, params: types.SetLevelRequestParams) -> HandlerResult:
@@ -231,7 +238,7 @@ class McpHandlers:
 
     async def handle_initialized(self, ctx: SdkContext, params: types.NotificationParams) -> None:
         session = get_connection(ctx)
-        self.notifier.add_session(session)
+        self.notifier.add_session(session, find_login_owner(get_request_context(ctx).principal))
         open_session = self.sessions.find(session.session_id) if session.session_id is not None else None
         if open_session is not None:
             session.exit_stack.callback(self.sessions.end, open_session)
@@ -270,7 +277,7 @@ class McpServer:
         self.notifier = ChangeNotifier()
         registry = context.gateway.registry
         prompts_resources = PromptsAndResources(
-            context.resource_providers, lambda: registry.catalog, catalog.list_source_agents
+            context.resource_providers, registry.catalog_for, catalog.list_source_agents
         )
         prompt_handlers = PromptResourceHandlers(context, catalog, prompts_resources)
         self._prompts_resources = prompts_resources

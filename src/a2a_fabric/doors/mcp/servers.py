@@ -36,9 +36,11 @@ class McpServers:
         self._server_type: type[McpServer] | None = None
         self._catalog = gateway.registry.catalog
         self._changed: set[str] = set()  # lists changed, perhaps only for a moment: a client may have read them
+        self._changed_owners: set[str] = set()  # what they are offered by agents at which they have logins changed
         self._notify_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         gateway.registry.add_listener(self._on_catalog_change)
+        gateway.registry.listings.add_listener(self._on_listing_change)
 
     async def __aenter__(self) -> None:
         """Servers are opened on first use."""
@@ -100,6 +102,10 @@ class McpServers:
             self._changed.add(GATEWAY_KEY)
         self.schedule_notify()
 
+    def _on_listing_change(self, owner: str) -> None:
+        self._changed_owners.add(owner)
+        self.schedule_notify()
+
     def schedule_notify(self) -> None:
         """Notify clients of changed lists, after a short delay."""
         if self._notify_timer is None:
@@ -108,12 +114,15 @@ class McpServers:
     def _notify(self) -> None:
         self._notify_timer = None
         changed, self._changed = self._changed, set()
+        owners, self._changed_owners = self._changed_owners, set()
         for name, server in list(self._servers.items()):
             if name != GATEWAY_KEY and self._catalog.get(name) is None:
                 del self._servers[name]
                 self._spawn(server.aclose)
                 continue
             server.notifier.notify_lists({*server.pop_changes(), *(("tools", "resources") if name in changed else ())})
+            for owner in owners:
+                server.notifier.notify_owner(owner)
 
     def _spawn(self, work: Callable[[], Any]) -> None:
         task = asyncio.ensure_future(work())

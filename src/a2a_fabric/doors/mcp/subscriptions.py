@@ -30,6 +30,7 @@ from mcp_types import SubscriptionsListenRequestParams, SubscriptionsListenResul
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, RateLimited
+from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp.prompts_resources import (
@@ -61,7 +62,8 @@ _LIST_EVENTS: dict[ListKind, ServerEvent] = {
 class StatelessListener:
     """A listener of the stateless era. Updates of resources go to it alone, because URIs differ between callers."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str | None) -> None:
+        self.owner = owner  # of the logins of the caller that listens
         self.deliver: Callable[[ServerEvent], None] | None = None
 
     def notify_updated(self, uri: str) -> None:
@@ -84,7 +86,8 @@ class _SubscriptionBus(InMemorySubscriptionBus):
 class ChangeNotifier:
     def __init__(self) -> None:
         self._bus = _SubscriptionBus()
-        self._sessions: set[Connection] = set()
+        self._sessions: dict[Connection, str | None] = {}  # with the owner of the logins of its caller
+        self._listeners: set[StatelessListener] = set()
         self._send_tasks: dict[Connection | None, asyncio.Task[None]] = {}
         self._pending: dict[Connection | None, set[Change]] = {}
         self._listen_handler = ListenHandler(self._bus)
@@ -93,20 +96,32 @@ class ChangeNotifier:
         self, ctx: Any, params: SubscriptionsListenRequestParams, listener: StatelessListener
     ) -> SubscriptionsListenResult:
         token = _current_listener.set(listener)
+        self._listeners.add(listener)
         try:
             return await self._listen_handler(ctx, params)
         finally:
+            self._listeners.discard(listener)
             _current_listener.reset(token)
 
-    def add_session(self, session: Connection) -> None:
+    def add_session(self, session: Connection, owner: str | None) -> None:
         """Notify a session of the handshake era until it ends."""
-        self._sessions.add(session)
-        session.exit_stack.callback(self._sessions.discard, session)
+        self._sessions[session] = owner
+        session.exit_stack.callback(self._sessions.pop, session, None)
 
     def notify_lists(self, kinds: Collection[ListKind]) -> None:
         """These lists have changed."""
         for listener in (None, *self._sessions) if kinds else ():
             self._schedule(listener, kinds)
+
+    def notify_owner(self, owner: str) -> None:
+        """What agents offer to the caller with these logins has changed. No other caller hears of it."""
+        for session, session_owner in self._sessions.items():
+            if session_owner == owner:
+                self._schedule(session, tuple(_LIST_EVENTS))
+        for listener in self._listeners:
+            if listener.owner == owner and listener.deliver is not None:
+                for event in _LIST_EVENTS.values():
+                    listener.deliver(event)
 
     def notify_resource(self, session: Connection, uri: str) -> None:
         """A resource to which this session is subscribed has changed."""
@@ -214,7 +229,8 @@ class ResourceSubscriptions:
         uris = list(dict.fromkeys(params.notifications.resource_subscriptions or ()))
         if len(uris) > MAX_SUBSCRIPTIONS:
             raise MCPError(types.INVALID_PARAMS, f"A client may subscribe to at most {MAX_SUBSCRIPTIONS} resources")
-        listener, principal = StatelessListener(), get_request_context(ctx).principal
+        principal = get_request_context(ctx).principal
+        listener = StatelessListener(find_login_owner(principal))
         active: ActiveSubscriptions = {}
         with ExitStack() as stack:
             try:

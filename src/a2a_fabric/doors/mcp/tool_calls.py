@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import (
     OutOfScope,
     UnknownOperation,
 )
-from a2a_fabric.core.logins import LoginRequired
+from a2a_fabric.core.logins import LoginRequired, login_error_from_questions
 from a2a_fabric.core.propagation import Trace, current_trace
 from a2a_fabric.core.result import Answers, Questions, Result
 from a2a_fabric.doors.context import DoorContext
@@ -62,8 +62,6 @@ def has_issued_token(principal: Principal) -> bool:
 class ToolCall:
     """One call, made for each request. `trace` is final once the call is prepared."""
 
-    _login_error: LoginRequired | None = None  # set on the few calls that need it
-
     def __init__(
         self,
         context: DoorContext,
@@ -92,7 +90,8 @@ class ToolCall:
         """A result, a task, or questions. Raises UnknownTool, and McpCallerDisconnected."""
         is_call = False
         try:
-            if self._context.gateway.registry.unasked.has_any:
+            registry = self._context.gateway.registry
+            if registry.unasked.has_any or registry.has_logins:
                 await self._wait_if_unknown()
             prepared = self._prepare(arguments if isinstance(arguments, msgspec.Raw) else _encode_arguments(arguments))
             is_call = prepared.is_call
@@ -115,7 +114,6 @@ class ToolCall:
             if not error.is_logged:
                 self._log_request(error)
             if isinstance(error, LoginRequired) and error.questions is not None:
-                self._login_error = error
                 return error.questions
             return results.render_error(error, self.trace)
         except (UnknownTool, ScopeMissing, McpCallerDisconnected):
@@ -128,10 +126,13 @@ class ToolCall:
 
     def render_unanswerable(self, questions: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
         """The error for a client that cannot answer the questions. Models read only the text, so it holds them."""
-        if self._login_error is not None:  # it says how to sign in without the client
-            return results.render_error(self._login_error, self.trace)
+        login_error = login_error_from_questions(questions)
+        if login_error is not None:
+            result = results.render_error(login_error, self.trace)
+            result["content"].append({"type": "text", "text": f"Or open this page: {login_error.url}"})
+            return result
         decoded = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
-        error = InputRequired(questions, to_fabric_call(self._catalog, self._name, decoded))
+        error = InputRequired(questions, self._to_fabric_call(decoded))
         result = results.render_error(error, self.trace)
         details = result["structuredContent"]["error"]["details"]
         result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})
@@ -146,15 +147,30 @@ class ToolCall:
 
     def _job_options(self) -> JobOptions | None:
         """Options for a call that continues with answers: a client that accepts tasks need not wait for its end."""
-        target = self._catalog.find_target(self._name)
+        target = self._find_target(self._name)
         job_after = None if target is None else self._context.jobs.find_job_after(*target)
         return None if job_after is None or not self._accepts_tasks() else JobOptions(job_after=job_after)
 
     async def _wait_if_unknown(self) -> None:
         """A tool that is not known yet may be of an agent that was not asked yet."""
+        principal = self._request_context.principal
         with suppress(AgentNotFound):  # `_prepare` reports it
-            if self._catalog.get_input_schema(self._name) is None:
-                await self._context.gateway.registry.unasked.wait()
+            if self._catalog.get_input_schema(self._name, principal) is None:
+                await self._context.gateway.registry.wait_for_lists(principal)
+
+    def _find_target(self, name: str) -> tuple[str, str] | None:
+        return self._catalog.find_target(name, self._request_context.principal)
+
+    def _to_fabric_call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The same call as arguments of `fabric.call`."""
+        target = self._find_target(self._name)
+        if target is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
+            target, arguments = self._find_target(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
+        remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS}
+        if target is None:
+            return remaining
+        task = remaining.pop("task") if isinstance(remaining.get("task"), str) else ""
+        return {"agent_id": target[0], "capability": target[1], "task": task, "context": remaining}
 
     def _prepare(self, raw: msgspec.Raw) -> PreparedOperation:
         try:
@@ -218,15 +234,3 @@ class InputRequired(CallerError):
             continuation=questions.continuation,
             answer_with={"tool": _ANSWER_TOOL, "arguments": call},
         )
-
-
-def to_fabric_call(catalog: ToolCatalog, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same call as arguments of `fabric.call`."""
-    target = catalog.find_target(name)
-    if target is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
-        target, arguments = catalog.find_target(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
-    remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS}
-    if target is None:
-        return remaining
-    task = remaining.pop("task") if isinstance(remaining.get("task"), str) else ""
-    return {"agent_id": target[0], "capability": target[1], "task": task, "context": remaining}

@@ -4,19 +4,21 @@ The canonical names are dotted, and most model APIs refuse dots; one bad name hi
 listed as lower-case letters, digits and underscores, at most 48 of them, starting with a letter. Names that
 differ only in underscores count as equal: the later one gets a short hash as suffix, and an assigned name
 never changes. Lists are cached until the catalog of agents changes. The catalog decides what a caller sees;
-the gateway decides what it may call."""
+the gateway decides what it may call. A caller with logins of its own has a table of its own, because agents offer it
+other tools than others."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest
 from a2a_fabric.core.call import ATTACHMENTS, Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound
 from a2a_fabric.core.policy import (
@@ -196,6 +198,7 @@ def _make_annotations(capability: Capability) -> dict[str, bool]:
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
 _MAX_CACHED_TOOLS = 50_000  # in all of these lists
+_MAX_PERSONAL_TABLES = 64  # of callers with logins of their own
 _TOOL_CALL = "fabric.tool.call"
 
 
@@ -278,7 +281,7 @@ class ToolCatalog(Protocol):
         """
         ...
 
-    def get_input_schema(self, name: str) -> dict[str, Any] | None:
+    def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
         """The input schema of a tool; None if there is no such tool."""
         ...
 
@@ -287,10 +290,10 @@ class ToolCatalog(Protocol):
         ...
 
     def has_no_header_params(self, name: str) -> bool:
-        """Whether no argument of this tool must be repeated in a header."""
+        """Whether no argument of this tool has to be repeated in a header, for any caller."""
         ...
 
-    def find_target(self, name: str) -> tuple[str, str] | None:
+    def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
         """The agent and the capability behind a tool; None for the gateway's own tools."""
         ...
 
@@ -358,6 +361,7 @@ class GatewayToolCatalog:
         }
         self._agent_catalog: object = None
         self._table = _ToolTable((), settings)
+        self._personal_tables: OrderedDict[object, _ToolTable] = OrderedDict()  # by the caller's catalog
 
     def make_instructions(self, principal: Principal) -> str:
         view_names = [f"'{view.name}'" for view in principal.views or ()]
@@ -375,7 +379,7 @@ class GatewayToolCatalog:
         return sum(len(manifest.capabilities) for manifest in catalog.agents) + enabled
 
     def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
-        table = self._get_table()
+        table = self._get_table(principal)
         wants_all = client.wants_all or client.name in self._settings.searching_clients
         recent = () if table.always_listed is None or wants_all else self._recent_tools.get(principal.principal_id)
         key = make_access_key(principal), wants_all, frozenset(recent)
@@ -384,12 +388,13 @@ class GatewayToolCatalog:
             if len(table.lists) >= _MAX_CACHED_LISTS or sum(map(len, table.lists.values())) > _MAX_CACHED_TOOLS:
                 table.lists.clear()
             chosen = self._choose_tools(table, principal, recent, wants_all=wants_all)
-            listed = ToolList((*map(self._describe, chosen), *self._list_gateway_tools(principal, chosen)))
+            described = (self._describe(table, item) for item in chosen)
+            listed = ToolList((*described, *self._list_gateway_tools(principal, chosen)))
             table.lists[key] = listed
         return listed
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
-        table = self._get_table()
+        table = self._get_table(principal)
         item = table.by_name.get(name)
         if item is not None and (not is_limited(principal) or item.is_visible_to(principal)):
             if table.always_listed is not None:
@@ -405,24 +410,25 @@ class GatewayToolCatalog:
             raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
 
-    def get_input_schema(self, name: str) -> dict[str, Any] | None:
-        item = self._get_table().by_name.get(name)
+    def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
+        item = self._get_table(principal).by_name.get(name)
         if item is not None:
             return to_input_schema(item.capability.input_schema)
         return self._schemas.get(self._operation_by_name.get(name, name))
 
-    def find_target(self, name: str) -> tuple[str, str] | None:
-        item = self._get_table().by_name.get(name)
+    def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
+        item = self._get_table(principal).by_name.get(name)
         return None if item is None else (item.manifest.agent_id, item.capability.name)
 
     def has_no_header_params(self, name: str) -> bool:
-        table = self._get_table()
+        table = self._get_shared_table()
         is_without = table.without_header_params.get(name)
         if is_without is None:
             item = table.by_name.get(name)
             if item is None:
-                return True
-            is_without = table.without_header_params[name] = _declares_no_header(item.capability)
+                return not self._gateway.registry.has_logins  # it may be a tool that only some callers are offered
+            is_without = _declares_no_header(item.capability) and not item.manifest.wants_login
+            table.without_header_params[name] = is_without
         return is_without
 
     def list_source_agents(self) -> Sequence[Manifest]:
@@ -461,45 +467,69 @@ class GatewayToolCatalog:
         if table.always_listed is not None and id(item) not in table.always_listed:
             self._recent_tools.note(principal.principal_id, item.key)
 
-    def _describe(self, item: CatalogTool) -> dict[str, Any]:
-        described = self._table.described.get(id(item))
+    def _describe(self, table: _ToolTable, item: CatalogTool) -> dict[str, Any]:
+        described = table.described.get(id(item))
         if described is None:
-            is_dotted = self._name_style == "dotted" and self._table.by_name[item.canonical_name] is item
+            is_dotted = self._name_style == "dotted" and table.by_name[item.canonical_name] is item
             name = item.canonical_name if is_dotted else item.name
             described = describe_capability(name, item.canonical_name, item.manifest, item.capability)
-            self._table.described[id(item)] = described
+            table.described[id(item)] = described
         return described
 
-    def _get_table(self) -> _ToolTable:
+    def _get_table(self, principal: Principal) -> _ToolTable:
+        """The tools of all agents, as far as agents offer them to this caller."""
+        shared, registry = self._get_shared_table(), self._gateway.registry
+        catalog = registry.catalog_for(principal) if registry.has_logins else registry.catalog
+        if catalog is registry.catalog:
+            return shared
+        table = self._personal_tables.get(catalog)
+        if table is None:
+            # The names of the shared table stay. Those of other callers' tools play no part, so they cannot be guessed.
+            table, _ = self._build_table(catalog)
+            # A client may call what it was shown before its user signed in.
+            hints = {name: item for name, item in shared.by_name.items() if item.capability is LOGIN_CAPABILITY}
+            table.by_name = hints | table.by_name
+            self._personal_tables[catalog] = table
+            if len(self._personal_tables) > _MAX_PERSONAL_TABLES:
+                self._personal_tables.popitem(last=False)
+        self._personal_tables.move_to_end(catalog)
+        return table
+
+    def _get_shared_table(self) -> _ToolTable:
         catalog = self._gateway.registry.catalog
         if catalog is not self._agent_catalog:
-            offers = {(m.agent_id, c.name): (m, c) for m in catalog for c in m.capabilities}
-            words_by_key: dict[Any, str] = {key: _name_words(m, c) for key, (m, c) in offers.items()}
-            operation_names: dict[Any, str] = {
-                canonical_name: name for name, canonical_name in self._operation_by_name.items()
-            }
-            registered = {m.agent_id for m in catalog if self._gateway.registry.is_registered(m.agent_id)}
-            registered_words = {key: words for key, words in words_by_key.items() if key[0] in registered}
-            declared_words = {key: words for key, words in words_by_key.items() if key not in registered_words}
-            assigned = assign_names_in_order(
-                {**{op: op for op in operation_names}, **declared_words},
-                registered_words,
-                {**self._assigned_names, **operation_names},
-            )
-            assigned = {key: assigned[key] for key in words_by_key}
-            self._assigned_names = {**remember_names(assigned, self._assigned_names), **operation_names}
-            items = [
-                CatalogTool(
-                    name=assigned[key],
-                    canonical_name=make_canonical_name(m, c),
-                    tool=CallableTool(manifest=m, capability=c),
-                    is_registered=key in registered_words,
-                )
-                for key, (m, c) in offers.items()
-            ]
-            self._table = _ToolTable(items, self._settings)
+            self._table, self._assigned_names = self._build_table(catalog)
+            self._personal_tables.clear()
             self._agent_catalog = catalog
         return self._table
+
+    def _build_table(self, catalog: Iterable[Manifest]) -> tuple[_ToolTable, dict[Any, str]]:
+        """The tools of a catalog, and all names that are assigned then."""
+        offers = {(m.agent_id, c.name): (m, c) for m in catalog for c in m.capabilities}
+        words_by_key: dict[Any, str] = {key: _name_words(m, c) for key, (m, c) in offers.items()}
+        operation_names: dict[Any, str] = {
+            canonical_name: name for name, canonical_name in self._operation_by_name.items()
+        }
+        registered = {m.agent_id for m in catalog if self._gateway.registry.is_registered(m.agent_id)}
+        registered_words = {key: words for key, words in words_by_key.items() if key[0] in registered}
+        declared_words = {key: words for key, words in words_by_key.items() if key not in registered_words}
+        assigned = assign_names_in_order(
+            {**{op: op for op in operation_names}, **declared_words},
+            registered_words,
+            {**self._assigned_names, **operation_names},
+        )
+        assigned = {key: assigned[key] for key in words_by_key}
+        items = [
+            CatalogTool(
+                name=assigned[key],
+                canonical_name=make_canonical_name(m, c),
+                tool=CallableTool(manifest=m, capability=c),
+                is_registered=key in registered_words,
+            )
+            for key, (m, c) in offers.items()
+        ]
+        names = {**remember_names(assigned, self._assigned_names), **operation_names}
+        return _ToolTable(items, self._settings), names
 
 
 def _shorten(described: dict[str, Any], input_schema: dict[str, Any]) -> dict[str, Any]:
@@ -543,7 +573,7 @@ class AgentToolCatalog:
         return self._instructions
 
     def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
-        manifest = self._get_manifest()
+        manifest = self._get_manifest(principal)
         return ToolList(
             describe_capability(capability.name, make_canonical_name(manifest, capability), manifest, capability)
             for capability in manifest.capabilities
@@ -551,39 +581,41 @@ class AgentToolCatalog:
         )
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
-        manifest = self._get_manifest()
+        manifest = self._get_manifest(principal)
         capability = manifest.find_capability(name)
         if find_refusal(principal, manifest, name if capability is None else capability.name) is not None:
             raise forbidden_tool(name, principal)
         if capability is None:
-            if manifest.capabilities:
+            if not manifest.is_open_ended:
                 offered = [each.name for each in list_callable_capabilities(principal, manifest)]
                 raise CapabilityNotFound(manifest.agent_id, name, offered)
             capability = Capability(name=name)  # the agent has not declared its capabilities, so the call decides
         return self._operations.prepare_tool(CallableTool(manifest=manifest, capability=capability), name, raw)
 
-    def get_input_schema(self, name: str) -> dict[str, Any] | None:
-        capability = self._get_manifest().find_capability(name)
+    def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
+        capability = self._get_manifest(principal).find_capability(name)
         return None if capability is None else to_input_schema(capability.input_schema)
 
-    def find_target(self, name: str) -> tuple[str, str] | None:
-        capability = self._get_manifest().find_capability(name)
+    def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
+        capability = self._get_manifest(principal).find_capability(name)
         return self._agent_id, name if capability is None else capability.name
 
     def has_no_header_params(self, name: str) -> bool:
-        capability = self._get_manifest().find_capability(name)
-        return capability is None or _declares_no_header(capability)
+        manifest = self._gateway.registry.get_agent(self._agent_id)
+        capability = manifest.find_capability(name)
+        return not manifest.wants_login and (capability is None or _declares_no_header(capability))
 
     def list_source_agents(self) -> Sequence[Manifest]:
         """None: a caller who may use prompts and resources is proxied to the agent itself."""
         return ()
 
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
-        visible = narrow_manifest(principal, self._get_manifest())
+        visible = narrow_manifest(principal, self._get_manifest(principal))
         return [] if visible is None else [visible]
 
-    def _get_manifest(self) -> Manifest:
-        manifest = self._gateway.registry.catalog.get(self._agent_id)
+    def _get_manifest(self, principal: Principal) -> Manifest:
+        """What the agent offers this caller, whether it may call that or not."""
+        manifest = self._gateway.registry.catalog_for(principal).get(self._agent_id)
         if manifest is None or manifest.is_tool:
             raise AgentNotFound(self._agent_id)
         return manifest

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.core.propagation import MaybeChain, Trace
 
 Entries = tuple[dict[str, Any], ...]
@@ -53,6 +54,10 @@ class PromptResourceProvider(Protocol):
         """As last fetched, also while the agent is offline."""
         ...
 
+    async def load(self) -> PromptResourceListing:
+        """As the agent lists them now, or listed them last if it does not answer."""
+        ...
+
     async def ask(self, query: PromptResourceQuery, emit: Emit | None = None) -> dict[str, Any]:
         """The agent's result, or its questions (`resultType` is `input_required`).
 
@@ -78,14 +83,20 @@ class OffersPromptsAndResources(Protocol):
     def prompts_and_resources(self) -> PromptResourceProvider: ...
 
 
-def _find_none(agent_id: str) -> PromptResourceProvider | None:
+FindProvider = Callable[[str, Principal | None], PromptResourceProvider | None]
+
+
+def _find_none(agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:
     return None
 
 
 class PromptResourceProviders:
-    """Those of all agents of a node. `version` grows with each change; `find` starts nothing."""
+    """Those of all agents of a node. `version` grows with each change; `find` starts nothing.
 
-    def __init__(self, find: Callable[[str], PromptResourceProvider | None] = _find_none) -> None:
+    An agent at which callers sign in has some for a principal that is signed in, and none without a principal.
+    """
+
+    def __init__(self, find: FindProvider = _find_none) -> None:
         self.find = find
         self.version = 0
         self._listeners: list[Callable[[], None]] = []
@@ -110,19 +121,23 @@ OpenTunnel = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
 class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
     """An HTTP server. `headers` are the node's own credentials, never those of a caller.
 
-    `open` is for a conversation in messages, where bytes cannot be forwarded as they are.
+    `open` is for a conversation in messages, where bytes cannot be forwarded as they are. A tunnel with an `owner` is
+    for this principal alone: `bearer` is its token.
     """
 
     uri: str
     headers: Mapping[str, str]
     reply_bytes: int
     open: OpenTunnel | None = None
+    owner: str | None = None
+    bearer: BearerSource | None = None
 
 
 class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
     """A server over message streams: a program on stdin and stdout, or HTTP+SSE. Each `open` starts it anew."""
 
     open: OpenTunnel
+    owner: str | None = None
 
 
 Tunnel = HTTPTunnel | StdioTunnel

@@ -98,6 +98,12 @@ class McpPromptResourceProvider:
         if self._reload_task is None and asyncio.get_running_loop().time() - self._reloaded_at > _FRESH_SECONDS:
             self.reload()
 
+    async def load(self) -> PromptResourceListing:
+        self.reload_if_stale()
+        if self._reload_task is not None:
+            await asyncio.wait([self._reload_task])
+        return self.listing
+
     async def ask(self, query: PromptResourceQuery, emit: Emit | None = None) -> dict[str, Any]:
         with Deadline(query.timeout):
             reply = await self._request_or_resume(query, emit)

@@ -29,7 +29,8 @@ from mcp_types import CONNECTION_CLOSED, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.outbound.bearer import UNAUTHORIZED, BearerSource
+from a2a_fabric.core.logins import BearerSource
+from a2a_fabric.outbound.bearer import UNAUTHORIZED
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
@@ -225,12 +226,12 @@ class _BearerTransport(httpx2.AsyncBaseTransport):
         url = request.url  # the guard's transport puts an address in its place
         try:
             token = await self._bearer.get()
-            request.headers["authorization"] = f"Bearer {token}"
+            _set_bearer(request, token)
             response = await self._inner.handle_async_request(request)
             if response.status_code != UNAUTHORIZED:
                 return response
             await response.aclose()
-            request.headers["authorization"] = f"Bearer {await self._bearer.renew(token)}"
+            _set_bearer(request, await self._bearer.renew(token))
         except FabricError as exc:  # the runtime above raises it again, as it is
             raise httpx2.ConnectError(exc.message, request=request) from exc
         request.url = url
@@ -241,6 +242,11 @@ class _BearerTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _set_bearer(request: httpx2.Request, token: str | None) -> None:
+    if token is not None:
+        request.headers["authorization"] = f"Bearer {token}"
 
 
 class _TooLarge(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from a2a_fabric.core.logins import LoginAttempt, LoginRecord
+from a2a_fabric.core.logins import LoginAttempt, LoginRecord, StoredListing
 from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction
 from a2a_fabric.stores.rows import LOGIN_COLUMNS, login_from_row, to_login_values
@@ -24,9 +24,9 @@ UPDATE a2a_fabric.logins SET secret = $1, scopes = $2, updated_at = $3, revision
 WHERE owner = $4 AND agent_id = $5 AND revision = $6 RETURNING 1
 """
 _REMOVE = "DELETE FROM a2a_fabric.logins WHERE owner = $1 AND agent_id = $2 RETURNING 1"
-_SET_LISTING = "UPDATE a2a_fabric.logins SET listing = $1 WHERE owner = $2 AND agent_id = $3"
+_SET_LISTING = "UPDATE a2a_fabric.logins SET listing = $1 WHERE owner = $2 AND agent_id = $3 RETURNING 1"
 _LISTINGS = """
-SELECT listing FROM a2a_fabric.logins WHERE agent_id = $1 AND listing IS NOT NULL ORDER BY updated_at DESC LIMIT $2
+SELECT owner, agent_id, listing FROM a2a_fabric.logins WHERE listing IS NOT NULL ORDER BY updated_at DESC LIMIT $1
 """
 _EXPIRE_ATTEMPTS = "DELETE FROM a2a_fabric.login_attempts WHERE expires_at <= $1"
 _TRIM_ATTEMPTS = """
@@ -72,14 +72,15 @@ class PostgresLogins:
 
         return await self._connections.write(work)
 
-    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> None:
-        async def work(tx: PostgresTransaction) -> None:
-            await tx.write(_SET_LISTING, listing, owner, agent_id)
+    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> bool:
+        async def work(tx: PostgresTransaction) -> bool:
+            tx.has_written = True
+            return await tx.fetch_one(_SET_LISTING, listing, owner, agent_id) is not None
 
-        await self._connections.write(work)
+        return await self._connections.write(work)
 
-    async def read_listings(self, agent_id: str, limit: int = 1000) -> Sequence[bytes]:
-        return [row[0] for row in await self._connections.read(_LISTINGS, agent_id, limit)]
+    async def read_listings(self, limit: int) -> Sequence[StoredListing]:
+        return [StoredListing(*row) for row in await self._connections.read(_LISTINGS, limit)]
 
     async def add_attempt(self, attempt: LoginAttempt, most: int) -> None:
         async def work(tx: PostgresTransaction) -> None:

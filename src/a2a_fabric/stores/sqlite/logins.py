@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from a2a_fabric.core.logins import LoginAttempt, LoginRecord
+from a2a_fabric.core.logins import LoginAttempt, LoginRecord, StoredListing
 from a2a_fabric.stores.rows import LOGIN_COLUMNS, login_from_row, to_login_values
 from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
 
@@ -16,7 +16,7 @@ UPDATE logins SET secret = ?, scopes = ?, updated_at = ?, revision = revision + 
 WHERE owner = ? AND agent_id = ? AND revision = ?
 """
 _LISTINGS = """
-SELECT listing FROM logins WHERE agent_id = ? AND listing IS NOT NULL ORDER BY updated_at DESC LIMIT ?
+SELECT owner, agent_id, listing FROM logins WHERE listing IS NOT NULL ORDER BY updated_at DESC LIMIT ?
 """
 _TRIM_ATTEMPTS = """
 DELETE FROM login_attempts WHERE owner = ?1 AND attempt_id NOT IN (
@@ -53,12 +53,12 @@ class SqliteLogins:
         sql = "DELETE FROM logins WHERE owner = ? AND agent_id = ?"
         return await self._writer.run(lambda tx: tx.execute(sql, (owner, agent_id)).rowcount > 0)
 
-    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> None:
+    async def set_listing(self, owner: str, agent_id: str, listing: bytes) -> bool:
         sql = "UPDATE logins SET listing = ? WHERE owner = ? AND agent_id = ?"
-        await self._writer.run(lambda tx: tx.execute(sql, (listing, owner, agent_id)).rowcount)
+        return await self._writer.run(lambda tx: tx.execute(sql, (listing, owner, agent_id)).rowcount > 0)
 
-    async def read_listings(self, agent_id: str, limit: int = 1000) -> Sequence[bytes]:
-        return [listing for (listing,) in self._reader.fetch_all(_LISTINGS, (agent_id, limit))]
+    async def read_listings(self, limit: int) -> Sequence[StoredListing]:
+        return [StoredListing(*row) for row in self._reader.fetch_all(_LISTINGS, (limit,))]
 
     async def add_attempt(self, attempt: LoginAttempt, most: int) -> None:
         def work(tx: SqliteTransaction) -> None:

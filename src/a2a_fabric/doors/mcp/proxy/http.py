@@ -28,6 +28,7 @@ from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.request import is_stateless_request
 from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.doors.mcp.sessions import OpenSessions
+from a2a_fabric.outbound.bearer import BearerClient
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -114,27 +115,28 @@ def _owner_key(principal: Principal) -> tuple[str, str | None]:
 class EraProbe:
     """Finds out the era of a server over HTTP by one `server/discover` request, and remembers it."""
 
-    def __init__(self, http: HTTPClient) -> None:
-        self._http = http
+    def __init__(self) -> None:
         self._results: dict[str, tuple[str, bool, float]] = {}  # by agent: address, answer, time of the probe
 
     async def is_stateless_server(
-        self, agent_id: str, address: HTTPTunnel, chain_headers: Mapping[str, str] = {}
+        self, http: HTTPClient, agent_id: str, address: HTTPTunnel, chain_headers: Mapping[str, str]
     ) -> bool:
         """True also if the probe gets no clear answer: then the server's reply to the request itself decides."""
         uri, is_stateless, probed_at = self._results.get(agent_id, ("", False, 0.0))
         if uri == address.uri and (is_stateless or time.monotonic() - probed_at < _RECHECK_AFTER):
             return is_stateless
-        answer = await self._send_discover(address, chain_headers)
+        answer = await self._send_discover(http, address, chain_headers)
         if answer is None:
             return True
         self._results[agent_id] = (address.uri, answer, time.monotonic())
         return answer
 
-    async def _send_discover(self, address: HTTPTunnel, chain_headers: Mapping[str, str]) -> bool | None:
+    async def _send_discover(
+        self, http: HTTPClient, address: HTTPTunnel, chain_headers: Mapping[str, str]
+    ) -> bool | None:
         own_headers = {name.lower(): value for name, value in address.headers.items()}
         try:
-            reply = await self._http.request(
+            reply = await http.request(
                 "POST",
                 address.uri,
                 headers={**_PROBE_HEADERS, **own_headers, **chain_headers},
@@ -156,7 +158,11 @@ class HttpProxies:
         self.context = context
         self.http = http
         self.sessions = SessionOwners()
-        self.probe = EraProbe(http)
+        self.probe = EraProbe()
+
+    def client_for(self, address: HTTPTunnel) -> HTTPClient:
+        """The client that sends the token of the tunnel's principal, if it is for one."""
+        return self.http if address.bearer is None else BearerClient(self.http, address.bearer, address.uri)
 
 
 class HttpProxy:
@@ -186,8 +192,9 @@ class HttpProxy:
             await self._handle_refused_handshake(proxied, exchange.held_reply)
 
     async def _is_stateless_server(self, proxied: ProxiedRequest) -> bool:
+        http = self._proxies.client_for(self._address)
         return await self._proxies.probe.is_stateless_server(
-            self._agent_id, self._address, chain_to_headers(proxied.chain)
+            http, self._agent_id, self._address, chain_to_headers(proxied.chain)
         )
 
     async def _handle_refused_handshake(self, proxied: ProxiedRequest, held_reply: HeldReply) -> None:
@@ -213,6 +220,7 @@ class _HttpExchange:
         proxied: ProxiedRequest,
     ) -> None:
         self._proxies = proxies
+        self._http = proxies.client_for(address)
         self._agent_id = agent_id
         self._address = address
         self._own_headers = own_headers
@@ -231,7 +239,7 @@ class _HttpExchange:
             else self._proxies.context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
         )
         try:
-            async with self._proxies.http.stream(
+            async with self._http.stream(
                 proxied.http_method,
                 self._address.uri,
                 headers=self._make_headers(),
@@ -314,7 +322,7 @@ class _HttpExchange:
         params = {"requestId": self._proxied.id, "reason": "The request took too long"}
         notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         with suppress(OutboundError):
-            await self._proxies.http.request(
+            await self._http.request(
                 "POST",
                 self._address.uri,
                 headers=self._make_headers(),

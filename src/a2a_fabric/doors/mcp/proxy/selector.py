@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,17 @@ if TYPE_CHECKING:
 class ProxySelector:
     """The lifetime of the door: entered before it serves, left after."""
 
-    def __init__(self, context: DoorContext, servers: McpServers, *, idle_timeout: float, max_sessions: int) -> None:
+    def __init__(
+        self,
+        context: DoorContext,
+        servers: McpServers,
+        find_open_session: Callable[[str], object],
+        *,
+        idle_timeout: float,
+        max_sessions: int,
+    ) -> None:
         self._context = context
+        self._find_open_session = find_open_session  # with a server of the node itself
         self._servers = servers
         self._idle_timeout = idle_timeout
         self._max_sessions = max_sessions  # per agent
@@ -65,8 +75,8 @@ class ProxySelector:
         """None for a caller who may use only some capabilities: proxied requests are not checked one by one."""
         if find_refusal(principal, manifest, "*") is not None:
             return None
-        tunnel = self._context.tunnel(manifest)
-        if tunnel is None:
+        tunnel = self._context.tunnel(manifest, principal)
+        if tunnel is None or (tunnel.owner is not None and self._is_node_session(scope)):
             return None
         make_bridge_proxy = partial(self._make_bridge_proxy, manifest, tunnel)
         if not isinstance(tunnel, HTTPTunnel) or self._http_proxies is None or self._is_bridge_session(scope):
@@ -81,6 +91,11 @@ class ProxySelector:
             and session_id is not None
             and self._bridge.owns_session(session_id.decode("latin-1"))
         )
+
+    def _is_node_session(self, scope: Any) -> bool:
+        """Whether the node's own server has this session: the caller has signed in since it was opened."""
+        session_id: bytes | None = dict(scope["headers"]).get(SESSION_HEADER_BYTES)
+        return session_id is not None and self._find_open_session(session_id.decode("latin-1")) is not None
 
     async def _make_bridge_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
         """Make the bridge on first use, because it imports the SDK."""

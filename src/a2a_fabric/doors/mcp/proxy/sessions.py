@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import uuid4
@@ -45,6 +46,7 @@ _DRAIN_TIMEOUT = 5.0
 _ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
 _CANCEL_TIMEOUT = 5.0
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
+_MAX_PERSONAL_POOLS = 100
 _POOL_IDLE_TIMEOUT = 300.0  # seconds until an unused session of a pool is closed
 
 
@@ -343,26 +345,30 @@ class EraBridge:
             "MCP proxy", _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
         )
         self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
-        self._pools: dict[str, UpstreamPool] = {}
+        # By the agent, and by the principal with whose login it is called; the least recently used one first.
+        self._pools: OrderedDict[tuple[str, str | None], UpstreamPool] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def make_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
         """A proxy to a program, or to an HTTP server of the other era than its caller's. Raises AgentOffline."""
         if tunnel.open is None:
             raise AgentOffline("The MCP server speaks another era of the protocol", agent_id=manifest.agent_id)
-        return _BridgeProxy(self, manifest.agent_id, tunnel.open, is_program=isinstance(tunnel, StdioTunnel))
+        return _BridgeProxy(self, manifest.agent_id, tunnel, tunnel.open)
 
     def owns_session(self, session_id: str | None) -> bool:
         return session_id in self.sessions
 
-    def make_stateless_proxy(self, agent_id: str, connect: OpenTunnel, era: Era | None) -> StatelessProxy:
-        return StatelessProxy(self._context, self._get_pool(agent_id, connect, era), self._pending, self._ping_timers)
+    def make_stateless_proxy(
+        self, agent_id: str, owner: str | None, connect: OpenTunnel, era: Era | None
+    ) -> StatelessProxy:
+        pool = self._get_pool((agent_id, owner), connect, era)
+        return StatelessProxy(self._context, pool, self._pending, self._ping_timers)
 
     def drop_missing_agents(self, catalog: AgentIndex) -> None:
         """End the sessions with agents that have left the catalog."""
         self.sessions.end_where(lambda agent_id: catalog.get(agent_id) is None)
-        for agent_id in [each for each in self._pools if catalog.get(each) is None]:
-            self._run_in_background(self._pools.pop(agent_id).aclose())
+        for key in [each for each in self._pools if catalog.get(each[0]) is None]:
+            self._run_in_background(self._pools.pop(key).aclose())
 
     def stop(self) -> None:
         self.sessions.stop()
@@ -374,21 +380,30 @@ class EraBridge:
         await self.sessions.aclose()
         await asyncio.gather(*(pool.aclose() for pool in self._pools.values()), *self._tasks)
 
-    def _get_pool(self, agent_id: str, connect: OpenTunnel, era: Era | None) -> UpstreamPool:
+    def _get_pool(self, key: tuple[str, str | None], connect: OpenTunnel, era: Era | None) -> UpstreamPool:
         """The pool of an agent; a new one if the agent is reached in another way than before."""
-        pool = self._pools.get(agent_id)
+        pool = self._pools.get(key)
         if pool is None or pool.connect is not connect:
             if pool is not None:
                 self._run_in_background(pool.aclose())
             pool = UpstreamPool(
-                agent_id,
+                key[0],
                 connect,
                 idle_timeout=min(self._idle_timeout, _POOL_IDLE_TIMEOUT),
                 max_sessions=self._max_sessions,
                 era=era,
             )
-            self._pools[agent_id] = pool
+            self._pools[key] = pool
+        if key[1] is not None:
+            self._pools.move_to_end(key)
+            self._close_idlest_pool()
         return pool
+
+    def _close_idlest_pool(self) -> None:
+        """Pools of single principals are bounded; each has a few connections at most."""
+        personal = [key for key in self._pools if key[1] is not None]
+        if len(personal) > _MAX_PERSONAL_POOLS:
+            self._run_in_background(self._pools.pop(personal[0]).aclose())
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -399,18 +414,19 @@ class EraBridge:
 class _BridgeProxy:
     """Proxies to one agent, by the era of each request. A program may know the handshake; an HTTP server does not."""
 
-    def __init__(self, bridge: EraBridge, agent_id: str, connect: OpenTunnel, *, is_program: bool) -> None:
+    def __init__(self, bridge: EraBridge, agent_id: str, tunnel: Tunnel, connect: OpenTunnel) -> None:
         self._bridge = bridge
         self._agent_id = agent_id
+        self._owner = tunnel.owner
         self._connect = connect
-        self._is_program = is_program
+        self._is_program = isinstance(tunnel, StdioTunnel)
 
     async def forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError or McpProtocolError."""
         proxied.write_chain()
         if is_stateless_request(proxied.head):
             era: Era | None = None if self._is_program else "handshake"
-            await self._bridge.make_stateless_proxy(self._agent_id, self._connect, era).forward(proxied)
+            await self._bridge.make_stateless_proxy(self._agent_id, self._owner, self._connect, era).forward(proxied)
             return
         session_id = proxied.head.get(SESSION_HEADER_BYTES)
         session = await self._find_or_open(session_id, proxied.principal)
