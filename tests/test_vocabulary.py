@@ -10,6 +10,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,10 +56,33 @@ def stop_word_lines(tree: ast.Module) -> range:
     return range(0)
 
 
-def trees() -> Iterator[tuple[str, str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        text = path.read_text("utf-8")
-        yield path.relative_to(SOURCE).as_posix(), text, ast.parse(text)
+@dataclass(frozen=True)
+class Module:
+    """What the tests look at, without its tree: all trees together would take too much memory."""
+
+    path: str
+    text: str
+    public_classes: list[str]
+    definitions: list[tuple[int, str, bool]]  # line, name, whether it is a function
+    stop_words: range
+
+
+@cache
+def modules() -> list[Module]:
+    """Each is parsed once for all tests."""
+    return [read_module(path) for path in sorted(SOURCE.rglob("*.py"))]
+
+
+def read_module(path: Path) -> Module:
+    text = path.read_text("utf-8")
+    tree, name = ast.parse(text), path.relative_to(SOURCE).as_posix()
+    return Module(
+        name,
+        text,
+        [each.name for each in tree.body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")],
+        [(each.lineno, each.name, not isinstance(each, ast.ClassDef)) for each in definitions(tree)],
+        stop_word_lines(tree) if name == STOP_WORDS_MODULE else range(0),
+    )
 
 
 def split_name(name: str) -> set[str]:
@@ -76,36 +101,39 @@ def is_wire(module: str) -> bool:
 
 def test_public_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
-    for module, _, tree in trees():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not is_wire(module):
-                homes[node.name].append(module)
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+    for module in modules():
+        for name in module.public_classes if not is_wire(module.path) else ():
+            homes[name].append(module.path)
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
 def test_no_module_class_or_function_has_a_retired_name() -> None:
-    wrong = [module for module, _, _ in trees() if split_name(Path(module).stem) & RETIRED_NAMES]
-    for module, _, tree in trees():
-        wrong += [f"{module}:{n.lineno} {n.name}" for n in definitions(tree) if split_name(n.name) & RETIRED_NAMES]
+    wrong = [module.path for module in modules() if split_name(Path(module.path).stem) & RETIRED_NAMES]
+    wrong += [
+        f"{module.path}:{line} {name}"
+        for module in modules()
+        for line, name, _ in module.definitions
+        if split_name(name) & RETIRED_NAMES
+    ]
     assert wrong == []
 
 
 def test_functions_are_verbs_and_not_participles() -> None:
     wrong = [
-        f"{module}:{node.lineno} {node.name}"
-        for module, _, tree in trees()
-        for node in definitions(tree)
-        if not isinstance(node, ast.ClassDef) and node.name.strip("_") in PARTICIPLES
+        f"{module.path}:{line} {name}"
+        for module in modules()
+        for line, name, is_function in module.definitions
+        if is_function and name.strip("_") in PARTICIPLES
     ]
     assert wrong == []
 
 
 def test_prose_in_the_source_is_in_plain_words() -> None:
     wrong = [
-        f"{module}:{number} {line.strip()}"
-        for module, text, tree in trees()
-        for number, line in enumerate(text.splitlines(), 1)
-        if RETIRED_PROSE.search(line) and not (module == STOP_WORDS_MODULE and number in stop_word_lines(tree))
+        f"{module.path}:{number} {line.strip()}"
+        for module in modules()
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if RETIRED_PROSE.search(line) and number not in module.stop_words
     ]
     assert wrong == []
 

@@ -456,7 +456,7 @@ async def test_an_old_client_is_answered_and_let_go(node: Node) -> None:
 )
 async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node, ahead: bytes) -> None:
     listener = bind_socket("127.0.0.1", 0, exact_port=True)
-    server = HttpServer(node.fabric.app, [listener], drain_timeout=1, connections=100)
+    server = HttpServer(node.fabric.app, [listener], drain_timeout=1, connections=100, request_seconds=2.0)
     server.config.timeout_keep_alive = 1
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
