@@ -14,6 +14,7 @@ from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.node import Node, eventually, running
 
+GUEST = "the-key-of-the-guest"
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 
 
@@ -78,3 +79,25 @@ async def test_a_uri_that_several_servers_have_names_the_candidates(node: Node, 
             uri = f"fabric://agents/{owner}/resources/note%3A%2F%2Ftoday"
             assert uri in str(caught.value)
             assert (await connected.read_resource(uri)).contents[0].model_dump()["text"] == f"of {owner}"
+
+
+@ERAS
+async def test_an_agent_that_registers_itself_does_not_make_a_uri_ambiguous(mode: str) -> None:
+    async with serving(make=lambda: make("ann")) as ann, serving(make=lambda: make("eve")) as eve:
+        manifest = {"agent_id": "ann", "runtime": "mcp", "endpoint": {"uri": ann.url}}
+        keys = [{"id": "guest", "key": GUEST, "scopes": ["register", "agent:*"]}]
+        config = {"auth": {"keys": keys}, "registration": {"private": True}}
+        async with running(manifests=[manifest], config=config) as node:
+            registered = {"agent_id": "eve", "runtime": "mcp", "endpoint": {"uri": eve.url}}
+            reply = await node.operation("fabric.agent.register", registered, token=GUEST)
+            assert reply["ok"], reply
+
+            async def are_listed() -> bool:
+                async with client(node, "legacy") as connected:
+                    listed = str([each.uri for each in (await connected.list_resources()).resources])
+                return "/ann/resources/" in listed and "/eve/resources/" in listed
+
+            await eventually(are_listed)
+            async with client(node, mode) as connected:
+                contents = (await connected.read_resource("note://today")).contents
+                assert contents[0].model_dump()["text"] == "of ann"

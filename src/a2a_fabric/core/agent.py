@@ -102,6 +102,16 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     default: Annotated[
         bool, Meta(description="This one answers messages that name no capability. At most one of an agent.")
     ] = False
+    metadata: Annotated[
+        dict[str, Any], Meta(description="Anything else: the `_meta` of the tool for MCP clients, such as its `ui`.")
+    ] = {}
+
+    @property
+    def is_for_models(self) -> bool:
+        """False for a tool that only the user interface of its MCP server is meant to call."""
+        ui = self.metadata.get("ui")
+        visibility = ui.get("visibility") if isinstance(ui, dict) else None
+        return not isinstance(visibility, list) or "model" in visibility
 
     @property
     def may_repeat(self) -> bool:

@@ -157,6 +157,7 @@ class CallOperations:
             on_behalf_of=_parse_principal(arguments.on_behalf_of)
             if arguments.on_behalf_of is not msgspec.UNSET
             else msgspec.UNSET,
+            original=request.original,
         )
         return self.start(call, options, emit)
 
@@ -271,7 +272,9 @@ class ToolOperations:
     async def list(self, arguments: ToolListArguments, request: OperationRequest, emit: Emit) -> Result:
         catalog = self._gateway.registry.visible_to(request.principal)
         items = [render_tool_item(manifest) for manifest in catalog.tools]
-        items += [render_agent_tool_item(m, capability) for m in catalog.agents for capability in m.capabilities]
+        items += [
+            render_agent_tool_item(m, each) for m in catalog.agents for each in m.capabilities if each.is_for_models
+        ]
         if changed := self._find_changed(request.principal):
             for item in items:
                 if (item["category"], normalize_name(item["capabilities"][0]["name"])) in changed:
@@ -408,6 +411,7 @@ class ToolOperations:
             response=ResponseForm(stream=request.stream, format="json"),
             answers=answers,
             delegation_chain=request.delegation_chain,
+            original=request.original,
         )
         return self._calls.start(call, options, emit)
 

@@ -14,7 +14,7 @@ from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, OutOfScope
 from a2a_fabric.core.policy import has_scope_kind, is_known_scope
 from a2a_fabric.core.propagation import MaybeChain, Trace, continue_trace
-from a2a_fabric.core.result import Answers, Result
+from a2a_fabric.core.result import Answers, OriginalMessage, Result
 from a2a_fabric.jobs.settings import JobOptions
 
 A = TypeVar("A")
@@ -57,6 +57,7 @@ class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
     job_options: JobOptions | None = None
     after: int | None = None
     delegation_chain: MaybeChain = msgspec.UNSET
+    original: OriginalMessage | msgspec.UnsetType = msgspec.UNSET  # what the door says to a runtime of its protocol
 
 
 class PreparedOperation(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,4 +96,5 @@ def _complete_capability(declared: Capability, published: Capability | None) -> 
         idempotent=declared.idempotent if declared.idempotent is not None else published.idempotent,
         max_timeout_ms=declared.max_timeout_ms or published.max_timeout_ms,
         default=declared.default or published.default,
+        metadata=declared.metadata or published.metadata,
     )

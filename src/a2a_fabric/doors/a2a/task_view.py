@@ -22,7 +22,6 @@ from a2a_fabric.doors.a2a.requests import UserMessage
 from a2a_fabric.doors.edge import to_encodable_text, to_json_details
 from a2a_fabric.protocols.a2a.models import (
     AGENT_STATUS_KEY,
-    ORIGINAL_PROTOCOL,
     A2AArtifact,
     A2AMessage,
     A2ATask,
@@ -33,6 +32,7 @@ from a2a_fabric.protocols.a2a.models import (
     Dialect,
     TaskArtifactUpdate,
     TaskStatusUpdate,
+    is_a2a,
     task_state_from_job,
 )
 
@@ -117,7 +117,7 @@ def reply_from_job(job: Job) -> AgentsReply | None:
 
 def reply_from_result(result: Result) -> AgentsReply | None:
     """The agent's own message or task, if it speaks A2A."""
-    if not result.original or result.original.protocol != ORIGINAL_PROTOCOL:
+    if not is_a2a(result.original):
         return None
     reply = msgspec.convert(result.original.content, AgentsReply)
     if reply.message is not None and not reply.message.parts:
@@ -415,7 +415,7 @@ class TaskUpdateBuilder:
     def __init__(self, job: JobSummary) -> None:
         self._task_id = job.job_id
         self._context_id = find_context_id(job)
-        self._has_own_artifacts = isinstance(job, Job) and bool(job.call.original)
+        self._has_own_artifacts = isinstance(job, Job) and is_a2a(job.call.original)
         self._streamed: dict[str, _StreamedArtifact] = {}
 
     def build_updates(self, job_event: JobEvent) -> list[A2AUpdate]:

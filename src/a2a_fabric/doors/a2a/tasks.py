@@ -63,6 +63,7 @@ from a2a_fabric.protocols.a2a.models import (
     A2AUpdate,
     CallersMessage,
     TaskStatusUpdate,
+    is_a2a,
 )
 
 TIMEOUT_KEY = "a2a-fabric/timeout_ms"
@@ -333,7 +334,7 @@ class A2ATasks:
 
         A long answer follows the task in pieces, as it was emitted; a returning client has them already.
         """
-        if job.call.original and after is None and not past_questions:
+        if is_a2a(job.call.original) and after is None and not past_questions:
             message = task_view.message_from_job(await self._wait_for_first_reply(job, context))
             if message is not None:
                 yield A2AStreamEvent(update=message)
@@ -574,7 +575,7 @@ class DirectReplies:
         message = _message_from_result(result, user_message, str(call.conversation_id))
         chosen = (
             {}
-            if reason is None or result.original
+            if reason is None or is_a2a(result.original)
             else {task_view.SKILL_KEY: {"id": call.target.capability, "reason": reason}}
         )
         return replace(message, metadata={**message.metadata, **chosen})

@@ -35,6 +35,7 @@ from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_to
 from a2a_fabric.doors.mcp.tools import ListingClient, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION
 from a2a_fabric.protocols.mcp.questions import ClientResponses, answers_from_responses, parse_capabilities
 from a2a_fabric.protocols.mcp.wire import (
     CLIENT_CAPABILITIES_KEY,
@@ -50,10 +51,12 @@ from a2a_fabric.protocols.mcp.wire import (
     decode_or_none,
 )
 
+_UI_EXTENSION_BYTES = f'"{UI_EXTENSION}"'.encode()
 _STATELESS_VERSION_BYTES = STATELESS_VERSION.encode()
 _LIST_HEADERS = {VERSION_HEADER_BYTES, b"mcp-method"}
 _CALL_HEADERS = {*_LIST_HEADERS, b"mcp-name"}
 _MAX_TRUSTED = 10_000
+_MAX_ENVELOPE = 4096  # bytes; the SDK checks each request of a client that says more of itself
 _SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
 _encode = msgspec.json.Encoder().encode
 
@@ -240,8 +243,9 @@ class FastPath:
         return request.params.meta.envelope in self._trusted
 
     def trust(self, request: FastRequest) -> None:
-        if len(self._trusted) < _MAX_TRUSTED:
-            self._trusted.add(request.params.meta.envelope)
+        envelope = request.params.meta.envelope
+        if len(self._trusted) < _MAX_TRUSTED and len(envelope) <= _MAX_ENVELOPE:
+            self._trusted.add(envelope)
 
     async def answer(
         self, request: FastRequest, request_context: DirectRequestContext, send: Send, shortcut: Shortcut | None
@@ -254,6 +258,7 @@ class FastPath:
             await self._send_tool_list(reply, request_context, trace, self._list_members)
             return
         chain = meta.delegation_chain
+        request_context.can_show_apps = _UI_EXTENSION_BYTES in bytes(meta.capabilities)
         call = ToolCall(
             self._context, self._catalog, request_context, params.name, trace, partial(_accepts_tasks, meta), chain
         )

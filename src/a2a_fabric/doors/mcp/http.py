@@ -237,6 +237,8 @@ class McpHttpEndpoint:
     ) -> Questions | None:
         """The agent's questions, if it asks instead of answering; then the SDK asks the client."""
         assert self._fast_path is not None  # noqa: S101  # checked by the callers
+        open_session = session.open_session
+        request_context.can_show_apps = open_session is not None and open_session.can_show_apps
         session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
             return await self._fast_path.answer_in_session(

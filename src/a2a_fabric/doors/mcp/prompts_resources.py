@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
-from urllib.parse import unquote
 
 import mcp_types as types
 import msgspec
@@ -41,7 +40,17 @@ from a2a_fabric.doors.mcp.sdk_request import (
 )
 from a2a_fabric.doors.mcp.tools import AGENT_KEY, NAME_KEY, ToolCatalog
 from a2a_fabric.operations import OperationRequest
-from a2a_fabric.protocols.mcp.content import AGENT_URI_PREFIX, ORIGINAL_KEY, make_resource_uri
+from a2a_fabric.protocols.mcp.apps import drop_own_keys, find_ui_uri
+from a2a_fabric.protocols.mcp.content import ORIGINAL_KEY, to_public_block
+from a2a_fabric.protocols.mcp.resource_uris import (
+    AGENT_URI_PREFIX,
+    UI_SCHEME,
+    ItemKey,
+    is_public_uri,
+    make_resource_uri,
+    make_template_uri,
+    parse_resource_uri,
+)
 from a2a_fabric.protocols.mcp.runtime_ports import (
     Entries,
     PromptResourceListing,
@@ -51,34 +60,7 @@ from a2a_fabric.protocols.mcp.runtime_ports import (
 )
 from a2a_fabric.protocols.mcp.wire import RESOURCE_NOT_FOUND
 
-_RESOURCES = "resources"
-_TEMPLATES = "templates"
-
 T = TypeVar("T")
-ItemKey = tuple[str, str]  # an agent's id, and the agent's own name or URI of an item
-
-
-def to_resource_uri(key: ItemKey) -> str:
-    return make_resource_uri(*key)
-
-
-def to_template_uri(key: ItemKey) -> str:
-    agent_id, template = key
-    return f"{AGENT_URI_PREFIX}{agent_id}/{_TEMPLATES}/{template}"
-
-
-def parse_uri(uri: str) -> ItemKey | None:
-    """The agent and the original URI in this URI, listed or not; None if the URI names no item of an agent."""
-    agent_id, _, rest = uri.removeprefix(AGENT_URI_PREFIX).partition("/")
-    kind, _, original = rest.partition("/")
-    if not original or kind not in (_RESOURCES, _TEMPLATES):
-        return None
-    if kind == _TEMPLATES:
-        return agent_id, original
-    try:
-        return agent_id, unquote(original, errors="strict")
-    except UnicodeDecodeError:
-        return None
 
 
 def make_prompt_name(key: ItemKey) -> str:
@@ -123,16 +105,18 @@ class _ItemTable:
         self.prompt_names = tools.remember_names(assigned, prompt_names or {})
         self.items: dict[ListKind, list[SharedItem]] = {
             "prompts": list(_make_items(listings, "prompts", "name", assigned.__getitem__)),
-            "resources": list(_make_items(listings, "resources", "uri", to_resource_uri)),
-            "templates": list(_make_items(listings, "templates", "uriTemplate", to_template_uri)),
+            "resources": list(_make_items(listings, "resources", "uri", lambda key: make_resource_uri(*key))),
+            "templates": list(_make_items(listings, "templates", "uriTemplate", lambda key: make_template_uri(*key))),
         }
         self.prompt_by_name: dict[str, SharedItem] = {}
         # Agent ids may hold dots. Of two prompts with the same dotted name the longer agent id wins, as for tools.
         for item in sorted(self.items["prompts"], key=lambda each: len(each.manifest.agent_id)):
             self.prompt_by_name[make_prompt_name((item.manifest.agent_id, item.original))] = item
         self.prompt_by_name.update((item.address, item) for item in self.items["prompts"])
-        self.resources_by_original = _group_by_original(self.items["resources"])
-        self.templates_by_original = _group_by_original(self.items["templates"])
+        self.owners = _group_owners(self.items["resources"], self.manifests.values())
+        self.templates_by_original: dict[str, list[SharedItem]] = {}
+        for item in self.items["templates"]:
+            self.templates_by_original.setdefault(item.original, []).append(item)
         self.template_by_address = {item.address: item for item in self.items["templates"]}
         self.lists: dict[tuple[ListKind, AccessKey], list[dict[str, Any]]] = {}
 
@@ -172,7 +156,7 @@ class PromptsAndResources:
         if entries is None:
             if len(table.lists) >= _MAX_CACHED_LISTS:
                 table.lists.clear()
-            visible = [item.entry for item in table.items[kind] if _may_use_all(principal, item.manifest)]
+            visible = [item.entry for item in table.items[kind] if _may_read(principal, item.manifest, item.original)]
             entries = table.lists[key] = visible
         return entries
 
@@ -182,34 +166,38 @@ class PromptsAndResources:
 
     def find_resource(self, uri: str, principal: Principal) -> ItemSource | None:
         """By the public URI, listed or not; or by the agent's own URI, if only one agent has it."""
-        table = self._get_table(principal)
-        if uri.startswith(AGENT_URI_PREFIX):
-            agent_id, original = parse_uri(uri) or ("", "")
-            manifest = table.manifests.get(agent_id)
-            if manifest is None or not _may_use_all(principal, manifest):
+        if is_public_uri(uri):
+            agent_id, original = parse_resource_uri(uri) or ("", "")
+            manifest = self._get_table(principal).manifests.get(agent_id)
+            if manifest is None or not _may_read(principal, manifest, original):
                 return None
             return ItemSource(manifest=manifest, original=original)
-        resource = _find_only(table.resources_by_original.get(uri, ()), principal)
-        if resource is not None:
-            return resource
-        matching = (item for item in table.items["templates"] if _matches_template(item.original, uri))
-        template = _find_only(matching, principal)
-        return None if template is None else ItemSource(manifest=template.manifest, original=uri)
+        owners = self._find_owners(uri, principal)
+        return ItemSource(manifest=owners[0], original=uri) if len(owners) == 1 else None
 
     def list_candidates(self, uri: str, principal: Principal) -> list[str]:
         """The public URIs of the resources, of several agents, that this URI could mean."""
+        return [make_resource_uri(manifest.agent_id, uri) for manifest in self._find_owners(uri, principal)]
+
+    def _find_owners(self, uri: str, principal: Principal) -> list[Manifest]:
+        """The agents that have a resource of this URI, or else a template for it, and that this caller may read."""
         table = self._get_table(principal)
-        templates = [item for item in table.items["templates"] if _matches_template(item.original, uri)]
-        items = [*table.resources_by_original.get(uri, ()), *templates]
-        owners = dict.fromkeys(item.manifest.agent_id for item in items if _may_use_all(principal, item.manifest))
-        return [to_resource_uri((agent_id, uri)) for agent_id in owners]
+        having = [each for each in table.owners.get(uri, {}).values() if _may_read(principal, each, uri)]
+        if having:
+            return _prefer_declared(having)
+        matching = (item.manifest for item in table.items["templates"] if _matches_template(item.original, uri))
+        owners = {each.agent_id: each for each in matching if _may_read(principal, each, uri)}
+        return _prefer_declared(list(owners.values()))
 
     def find_template(self, template: str, principal: Principal) -> ItemSource | None:
         table = self._get_table(principal)
         item = table.template_by_address.get(template)
         if item is not None:
             return item if _may_use_all(principal, item.manifest) else None
-        return _find_only(table.templates_by_original.get(template, ()), principal)
+        owned = [
+            item for item in table.templates_by_original.get(template, ()) if _may_use_all(principal, item.manifest)
+        ]
+        return owned[0] if len(owned) == 1 else None
 
     def _get_table(self, principal: Principal) -> _ItemTable:
         shared, catalog = self._get_shared_table(), self._catalog_for(principal)
@@ -254,7 +242,7 @@ def _make_items(
         for original, entry in {str(entry[field]): entry for entry in entries}.items():  # a listing may have duplicates
             key = (manifest.agent_id, original)
             address = address_of(key)
-            meta = {**(entry.get("_meta") or {}), AGENT_KEY: manifest.agent_id, ORIGINAL_KEY: original}
+            meta = {**drop_own_keys(entry.get("_meta")), AGENT_KEY: manifest.agent_id, ORIGINAL_KEY: original}
             public_entry = {**entry, field: address, "_meta": meta}
             if kind == "prompts":
                 public_entry["title"] = entry.get("title") or original
@@ -262,11 +250,16 @@ def _make_items(
             yield SharedItem(address=address, original=original, manifest=manifest, entry=public_entry)
 
 
-def _group_by_original(items: Iterable[SharedItem]) -> dict[str, list[SharedItem]]:
-    groups: dict[str, list[SharedItem]] = {}
-    for item in items:
-        groups.setdefault(item.original, []).append(item)
-    return groups
+def _group_owners(resources: Iterable[SharedItem], manifests: Iterable[Manifest]) -> dict[str, dict[str, Manifest]]:
+    """By the own URI of a resource: the agents that have it. Servers need not list their user interfaces."""
+    owners: dict[str, dict[str, Manifest]] = {}
+    for item in resources:
+        owners.setdefault(item.original, {})[item.manifest.agent_id] = item.manifest
+    for manifest in manifests:
+        for capability in manifest.capabilities:
+            if capability.metadata and (uri := find_ui_uri(capability.metadata)) is not None:
+                owners.setdefault(uri, {})[manifest.agent_id] = manifest
+    return owners
 
 
 def _may_use_all(principal: Principal, manifest: Manifest) -> bool:
@@ -274,10 +267,20 @@ def _may_use_all(principal: Principal, manifest: Manifest) -> bool:
     return find_refusal(principal, manifest, "*") is None
 
 
-def _find_only(items: Iterable[SharedItem], principal: Principal) -> ItemSource | None:
-    """The item that this caller may use, if exactly one agent has it."""
-    usable = {item.manifest.agent_id: item for item in items if _may_use_all(principal, item.manifest)}
-    return next(iter(usable.values())) if len(usable) == 1 else None
+def _may_read(principal: Principal, manifest: Manifest, original: str) -> bool:
+    """The user interface of a tool comes with the tool, also for a caller who may use only some of an agent."""
+    if _may_use_all(principal, manifest):
+        return True
+    return original.startswith(UI_SCHEME) and any(
+        find_ui_uri(each.metadata) == original and find_refusal(principal, manifest, each.name) is None
+        for each in manifest.capabilities
+        if each.metadata
+    )
+
+
+def _prefer_declared(owners: Sequence[Manifest]) -> list[Manifest]:
+    """An agent that registered itself cannot take, or make ambiguous, what an agent of the operator has."""
+    return [manifest for manifest in owners if manifest.registered_by is None] or list(owners)
 
 
 def _matches_template(template: str, uri: str) -> bool:
@@ -337,7 +340,10 @@ class PromptResourceHandlers:
         if source is None:
             message = f"Unknown prompt: {to_encodable_text(params.name[:128])}"
             raise to_mcp_error(ctx, BadInput(message, prompt=params.name[:128]), types.INVALID_PARAMS)
-        return await self._query_agent(ctx, source, "prompts/get", {"name": source.original})
+        result = await self._query_agent(ctx, source, "prompts/get", {"name": source.original})
+        if isinstance(messages := result.get("messages"), list):
+            result["messages"] = [_rewrite_message(source, message) for message in messages]
+        return result
 
     async def read_resource(self, ctx: SdkContext, params: types.ReadResourceRequestParams) -> HandlerResult:
         uri = params.uri
@@ -443,12 +449,16 @@ class PromptResourceHandlers:
         return chain if steps is None else steps.extend_chain(chain, manifest)
 
 
+def _rewrite_message(source: ItemSource, message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": to_public_block(message.get("content"), source.manifest.agent_id)}
+
+
 def _rewrite_uri(source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:
     """The content under the requested URI, or under a public URI of the same agent."""
     content_uri = str(content.get("uri", ""))
     if content_uri == source.original:
         return {**content, "uri": uri}
-    public_uri = to_resource_uri((source.manifest.agent_id, content_uri))
+    public_uri = make_resource_uri(source.manifest.agent_id, content_uri)
     return content if uri == source.original else {**content, "uri": public_uri}
 
 
@@ -490,7 +500,8 @@ def _make_page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: s
 
 
 def _add_meta(trace: Trace, source: ItemSource, result: dict[str, Any]) -> dict[str, Any]:
-    meta = {name: value for name, value in (result.get("_meta") or {}).items() if name != types.SERVER_INFO_META_KEY}
+    meta = drop_own_keys(result.get("_meta"))
+    meta.pop(types.SERVER_INFO_META_KEY, None)
     meta |= {AGENT_KEY: source.manifest.agent_id, results.TRACE_KEY: msgspec.to_builtins(trace)}
     return {"resultType": "complete", **result, "_meta": meta}
 

@@ -52,6 +52,7 @@ class McpRequestContext:
     pending_questions: Questions | None = None  # asked by an agent on the fast path
     can_refuse = False  # whether the reply to this request may still be an HTTP status
     client_name = ""  # as the client calls itself; set where tools are listed
+    can_show_apps = False  # the client has declared the extension for user interfaces
     wants_all_tools = False  # the client searches in a list of tools of any length by itself
 
     def __init__(self, principal: Principal, trace: Trace | None = None, delegation_chain: MaybeChain = UNSET) -> None:

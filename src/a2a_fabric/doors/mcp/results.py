@@ -37,7 +37,7 @@ from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import Event, Questions, Result, format_timestamp
 from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, RefusedRequest, to_encodable_text
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp.content import list_conversions, render_blocks
+from a2a_fabric.protocols.mcp.content import find_original_meta, list_conversions, render_blocks
 from a2a_fabric.protocols.mcp.questions import request_from_question
 from a2a_fabric.protocols.mcp.wire import INPUT_REQUIRED, McpProtocolError
 
@@ -186,7 +186,7 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
     if not content or not any(part.kind == "text" for part in result.parts):
         answer = result.data.get("answer") if len(result.data) == 1 else None
         content.insert(0, {"type": "text", "text": answer if isinstance(answer, str) else text.decode()})
-    meta: dict[str, Any] = {TRACE_KEY: trace}
+    meta: dict[str, Any] = {**find_original_meta(result), TRACE_KEY: trace} if result.original else {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
         if result.fallback.note is not None:  # last, because clients read the first block as the answer

@@ -31,6 +31,7 @@ from a2a_fabric.core.result import Answer, Answers, Event, Question, QuestionKin
 from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext
 from a2a_fabric.doors.mcp.results import LogLevel, McpEventWriter, render_input_required
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
 from a2a_fabric.protocols.mcp.questions import (
     AnswerCapabilities,
     ClientResponse,
@@ -73,11 +74,16 @@ def resource_not_found_code(ctx: SdkContext) -> int:
 
 
 def get_askable_capabilities(ctx: SdkContext) -> dict[str, Any]:
-    """The questions that the client can answer. In the handshake era requests must be able to reach it."""
+    """The questions that the client can answer, and whether it shows user interfaces.
+
+    In the handshake era requests must be able to reach it.
+    """
     declared = ctx.session.client_capabilities if is_stateless_era(ctx) or ctx.session.can_send_request else None
     if declared is None:
         return {}
-    return declared.model_dump(by_alias=True, mode="json", exclude_none=True, include=_ASKABLE)
+    askable = declared.model_dump(by_alias=True, mode="json", exclude_none=True, include=_ASKABLE)
+    can_show_apps = get_answer_capabilities(ctx).can_show_apps
+    return {**askable, "extensions": {UI_EXTENSION: UI_SETTINGS}} if can_show_apps else askable
 
 
 def get_answer_capabilities(ctx: SdkContext) -> AnswerCapabilities:

@@ -38,6 +38,7 @@ from a2a_fabric.doors.mcp.sdk_request import (
     REQUEST_CONTEXT_KEY,
     SdkContext,
     ToolElicitation,
+    get_answer_capabilities,
     get_connection,
     get_request_context,
     is_stateless_era,
@@ -52,6 +53,7 @@ from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.tools import ListingClient, McpServerInfo, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, McpProtocolError
 
 IncomingTexts = AsyncIterator[str | bytes]
@@ -133,6 +135,7 @@ def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkSe
         get_tool_input_schema=handlers.get_input_schema,
         on_subscriptions_listen=handlers.subscriptions.listen,
     )
+    server.extensions[UI_EXTENSION] = UI_SETTINGS
     server.make_instructions = handlers.make_instructions
     server.middleware[:] = [handlers.log_request]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
@@ -210,6 +213,7 @@ class McpHandlers:
 
     async def call_tool(self, ctx: SdkContext, params: types.CallToolRequestParams) -> HandlerResult:
         request_context = get_request_context(ctx)
+        request_context.can_show_apps = get_answer_capabilities(ctx).can_show_apps
         accepts_tasks = partial(declares_tasks, ctx)
         needs_tasks = is_stateless_era(ctx) and self._needs_tasks(params.name, request_context.principal)
         if needs_tasks and not accepts_tasks():
@@ -242,6 +246,7 @@ class McpHandlers:
         open_session = self.sessions.find(session.session_id) if session.session_id is not None else None
         if open_session is not None:
             session.exit_stack.callback(self.sessions.end, open_session)
+            open_session.can_show_apps = get_answer_capabilities(ctx).can_show_apps
             open_session.client_name = session.client_params.client_info.name if session.client_params else ""
 
     def _run_lookup(self, lookup: Any) -> Any:

@@ -44,6 +44,7 @@ class OpenSession:
 
     __slots__ = (
         "answered_requests",
+        "can_show_apps",
         "client_name",
         "close",
         "is_open",
@@ -58,6 +59,7 @@ class OpenSession:
         self.owner = owner
         self.name: str | None = None
         self.client_name: str | None = None  # as the client calls itself; known when it has initialized
+        self.can_show_apps = False
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0

@@ -44,7 +44,7 @@ from a2a_fabric.doors.mcp.prompts_resources import (
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_connection, get_request_context
 from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
 from a2a_fabric.doors.mcp.tools import ToolCatalog
-from a2a_fabric.protocols.mcp.content import AGENT_URI_PREFIX
+from a2a_fabric.protocols.mcp.resource_uris import AGENT_URI_PREFIX
 from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider
 
 ListKind = Literal["tools", "resources", "prompts"]

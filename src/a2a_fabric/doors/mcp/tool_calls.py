@@ -32,9 +32,11 @@ from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.operations import OperationRequest, PreparedOperation
+from a2a_fabric.protocols.mcp.content import SHOWS_APPS
 
 _ANSWER_TOOL = "fabric_call"
-_CALL_OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
+_ANSWER_OPTIONS = {"continuation", "answers"}
+_CALL_OPTIONS = {"stream", "timeout_ms", "trace", *_ANSWER_OPTIONS}
 _log = logging.getLogger(__name__)
 
 
@@ -79,6 +81,7 @@ class ToolCall:
         self._catalog = catalog
         self._request_context = request_context
         self._name = name
+        self._original = SHOWS_APPS if request_context.can_show_apps else msgspec.UNSET
         self._started = time.perf_counter()
 
     async def run(
@@ -106,6 +109,7 @@ class ToolCall:
                     else self._request_context.chain_from_meta(self._meta_chain)
                 ),
                 job_options=self._job_options() if answers else None,
+                original=self._original,
             )
             work = prepared.run(request, ignore_event) if emit is None else self._run_streamed(prepared, request, emit)
             result = await self._request_context.run_cancellable(work)
@@ -164,11 +168,14 @@ class ToolCall:
     def _to_fabric_call(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The same call as arguments of `fabric.call`."""
         target = self._find_target(self._name)
+        schema = self._catalog.get_input_schema(self._name, self._request_context.principal) or {}
+        own = schema.get("properties") or {}  # a tool may have arguments of these names
+        remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS or key in own}
         if target is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
-            target, arguments = self._find_target(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
-        remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS}
+            target = self._find_target(f"fabric.tool.{tool_id}")
+            remaining = dict(arguments.get("parameters") or {})
         if target is None:
-            return remaining
+            return {key: value for key, value in remaining.items() if key not in _ANSWER_OPTIONS}
         task = remaining.pop("task") if isinstance(remaining.get("task"), str) else ""
         return {"agent_id": target[0], "capability": target[1], "task": task, "context": remaining}
 

@@ -20,7 +20,7 @@ import msgspec
 
 from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest
 from a2a_fabric.core.call import ATTACHMENTS, Principal
-from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound
+from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound
 from a2a_fabric.core.policy import (
     find_refusal,
     is_limited,
@@ -43,6 +43,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations import CallableTool, Operation, Operations, PreparedOperation
 from a2a_fabric.operations.calls import PREFIX, forbidden_tool
 from a2a_fabric.protocols.mcp import wire
+from a2a_fabric.protocols.mcp.apps import find_ui_uri, may_app_call, to_public_tool_meta
 from a2a_fabric.version import __version__
 
 MAX_NAME_LENGTH = 48
@@ -169,7 +170,11 @@ def describe_capability(name: str, canonical_name: str, manifest: Manifest, capa
         "description": capability.description or manifest.description or f"{capability.name} of {manifest.agent_id}",
         "inputSchema": to_input_schema(capability.input_schema),
         "annotations": _make_annotations(capability),
-        "_meta": {NAME_KEY: canonical_name, AGENT_KEY: manifest.agent_id},
+        "_meta": {
+            **to_public_tool_meta(capability.metadata, manifest.agent_id),
+            NAME_KEY: canonical_name,
+            AGENT_KEY: manifest.agent_id,
+        },
     }
     output = capability.output_schema
     if output is not None and output.get("type") == "object":  # the handshake era allows nothing else
@@ -197,8 +202,10 @@ def _make_annotations(capability: Capability) -> dict[str, bool]:
 
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
-_MAX_CACHED_TOOLS = 50_000  # in all of these lists
+_MAX_CACHED_BYTES = 64 * 1024 * 1024  # of all of these lists, as they are encoded
+_ENTRY_BYTES = 64  # of a tool in a list that is not encoded: the description itself is shared
 _MAX_PERSONAL_TABLES = 64  # of callers with logins of their own
+_MAX_CANDIDATES = 10  # that an error names
 _TOOL_CALL = "fabric.tool.call"
 
 
@@ -310,6 +317,12 @@ class _ToolTable:
         for item in sorted(items, key=lambda each: (not each.is_registered, len(each.manifest.agent_id))):
             self.by_name[item.canonical_name] = item
         self.by_name.update((item.name, item) for item in items)
+        # A user interface calls the tools of its own server, and knows them by the server's names only.
+        with_ui = {item.manifest.agent_id for item in items if find_ui_uri(item.capability.metadata) is not None}
+        self.by_own_name: dict[str, list[CatalogTool]] = {}
+        for item in items:
+            if item.manifest.agent_id in with_ui and may_app_call(item.capability.metadata):
+                self.by_own_name.setdefault(item.capability.name, []).append(item)
         self.lists: dict[tuple[Any, ...], ToolList] = {}
         self.described: dict[int, dict[str, Any]] = {}  # by the id of an item, which the lists share
         self.without_header_params: dict[str, bool] = {}
@@ -385,7 +398,7 @@ class GatewayToolCatalog:
         key = make_access_key(principal), wants_all, frozenset(recent)
         listed = table.lists.get(key)
         if listed is None:
-            if len(table.lists) >= _MAX_CACHED_LISTS or sum(map(len, table.lists.values())) > _MAX_CACHED_TOOLS:
+            if len(table.lists) >= _MAX_CACHED_LISTS or _measure_lists(table.lists.values()) > _MAX_CACHED_BYTES:
                 table.lists.clear()
             chosen = self._choose_tools(table, principal, recent, wants_all=wants_all)
             described = (self._describe(table, item) for item in chosen)
@@ -396,6 +409,11 @@ class GatewayToolCatalog:
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         table = self._get_table(principal)
         item = table.by_name.get(name)
+        if item is None and name in table.by_own_name:
+            candidates = self._list_own_named(table, name, principal)
+            if len(candidates) > 1:
+                raise _ambiguous_name(name, candidates)
+            item = candidates[0] if candidates else None
         if item is not None and (not is_limited(principal) or item.is_visible_to(principal)):
             if table.always_listed is not None:
                 self._note_use(table, item, principal)
@@ -410,6 +428,13 @@ class GatewayToolCatalog:
             raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
 
+    def _list_own_named(self, table: _ToolTable, name: str, principal: Principal) -> list[CatalogTool]:
+        """The tools that a user interface could mean by this name; those of declared agents, if there are any."""
+        if self._operation_by_name.get(name, name) in self._schemas or name.startswith(PREFIX):
+            return []
+        visible = [each for each in table.by_own_name.get(name, ()) if each.is_visible_to(principal)]
+        return [each for each in visible if not each.is_registered] or visible
+
     def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
         item = self._get_table(principal).by_name.get(name)
         if item is not None:
@@ -417,8 +442,11 @@ class GatewayToolCatalog:
         return self._schemas.get(self._operation_by_name.get(name, name))
 
     def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
-        item = self._get_table(principal).by_name.get(name)
-        return None if item is None else (item.manifest.agent_id, item.capability.name)
+        table = self._get_table(principal)
+        item = table.by_name.get(name)
+        if item is None and len(candidates := self._list_own_named(table, name, principal)) == 1:
+            item = candidates[0]
+        return None if item is None else item.key
 
     def has_no_header_params(self, name: str) -> bool:
         table = self._get_shared_table()
@@ -532,9 +560,18 @@ class GatewayToolCatalog:
         return _ToolTable(items, self._settings), names
 
 
+def _measure_lists(lists: Iterable[ToolList]) -> int:
+    return sum(_ENTRY_BYTES * len(each) + len(each.encoded or b"") for each in lists)
+
+
 def _shorten(described: dict[str, Any], input_schema: dict[str, Any]) -> dict[str, Any]:
     """A tool of the gateway without its output schema, which is optional and costs every client context."""
     return {key: value for key, value in described.items() if key != "outputSchema"} | {"inputSchema": input_schema}
+
+
+def _ambiguous_name(name: str, candidates: Sequence[CatalogTool]) -> BadInput:
+    names = ", ".join(each.name for each in candidates[:_MAX_CANDIDATES])
+    return BadInput(f"Several agents have a tool '{name}'. Call one of: {names}", tool=name)
 
 
 def _declares_no_header(capability: Capability) -> bool:
@@ -606,8 +643,9 @@ class AgentToolCatalog:
         return not manifest.wants_login and (capability is None or _declares_no_header(capability))
 
     def list_source_agents(self) -> Sequence[Manifest]:
-        """None: a caller who may use prompts and resources is proxied to the agent itself."""
-        return ()
+        """For the user interfaces of its tools. A caller who may use all of the agent is proxied to it."""
+        manifest = self._gateway.registry.catalog.get(self._agent_id)
+        return () if manifest is None else [manifest]
 
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
         visible = narrow_manifest(principal, self._get_manifest(principal))

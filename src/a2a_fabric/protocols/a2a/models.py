@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 import msgspec
 
 from a2a_fabric.core.call import part_kind_from_mime_type
 from a2a_fabric.core.job import JobState, translate_state
-from a2a_fabric.core.result import Part, PartKind
+from a2a_fabric.core.result import OriginalMessage, Part, PartKind
 
 Dialect = Literal["1.0", "0.3", "0.3 proto"]
 
@@ -299,6 +299,10 @@ A2AUpdate = A2ATask | A2AMessage | TaskStatusUpdate | TaskArtifactUpdate
 
 ORIGINAL_PROTOCOL = "a2a"  # of an OriginalMessage
 AGENT_STATUS_KEY = "agent_status"  # in a status event: the update of the agent's own task, not of the node's job
+
+
+def is_a2a(original: OriginalMessage | msgspec.UnsetType) -> TypeGuard[OriginalMessage]:
+    return original is not msgspec.UNSET and original.protocol == ORIGINAL_PROTOCOL
 
 
 class CallersMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
-from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
-from a2a_fabric.core.result import PART_KINDS, Part, PartKind
+from a2a_fabric.core.call import KIND_KEY, Call, part_kind_from_mime_type
+from a2a_fabric.core.result import PART_KINDS, OriginalMessage, Part, PartKind, Result
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, drop_own_keys
+from a2a_fabric.protocols.mcp.resource_uris import UI_SCHEME, make_resource_uri
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_MEDIA_TYPES: dict[PartKind, str] = {"image": "image/png", "audio": "audio/wav"}
@@ -23,8 +24,8 @@ _CONVERTED_TO: dict[PartKind, str] = {
     "function_call": "text",
     "function_result": "text",
 }
-AGENT_URI_PREFIX = "fabric://agents/"
 OWNER_KEY = "a2a-fabric/agent"
+_ORIGINAL_PROTOCOL = "mcp"
 ORIGINAL_KEY = "a2a-fabric/original"  # the name or URI that the agent itself uses
 
 # Metadata of a part that has a field of its own in a block. All other metadata goes to `_meta`.
@@ -32,16 +33,52 @@ _LINK_FIELDS = ("title", "description", "size")
 _KEYS_OUTSIDE_META = frozenset({"_meta", "annotations", "uri", "resource_meta"})
 
 
-def make_resource_uri(agent_id: str, uri: str) -> str:
-    """The URI at the gateway of a resource that an agent knows by `uri`."""
-    return f"{AGENT_URI_PREFIX}{agent_id}/resources/{quote(uri, safe='')}"
+SHOWS_APPS = OriginalMessage(protocol=_ORIGINAL_PROTOCOL, content={"extensions": [UI_EXTENSION]})  # of a call
+
+
+def can_show_apps(call: Call) -> bool:
+    """Whether the call comes from an MCP client that shows the user interfaces of servers."""
+    return call.original is not msgspec.UNSET and call.original == SHOWS_APPS
+
+
+def original_from_meta(meta: dict[str, Any]) -> OriginalMessage:
+    """The `_meta` of a server's result, for a client that speaks MCP, too."""
+    return OriginalMessage(protocol=_ORIGINAL_PROTOCOL, content={"_meta": meta})
+
+
+def find_original_meta(result: Result) -> dict[str, Any]:
+    """The `_meta` of the server's own result; empty if the agent is no MCP server, or sent none."""
+    original = result.original
+    if not original or original.protocol != _ORIGINAL_PROTOCOL:
+        return {}
+    return drop_own_keys(original.content.get("_meta"))
 
 
 def mark_owner(part: Part, agent_id: str) -> Part:
-    """Note on a link to a resource of its own server whose resource it is; addresses of the web need no owner."""
-    if part.url is None or part.url.startswith(("http://", "https://", "data:")):
+    """Note on a link to a resource of its own server, and on an embedded user interface, whose resource it is.
+
+    Addresses of the web need no owner.
+    """
+    uri = str(part.meta.get("uri", "")) if part.url is None else part.url
+    if not _is_owned(uri, is_link=part.url is not None):
         return part
     return msgspec.structs.replace(part, meta={**part.meta, OWNER_KEY: agent_id})
+
+
+def to_public_block(block: Any, agent_id: str) -> Any:
+    """A block of a server's prompt, whose address leads to that server at the gateway, too."""
+    resource = block.get("resource") if isinstance(block, dict) else None
+    named = resource if isinstance(resource, dict) else block
+    uri = named.get("uri") if isinstance(named, dict) else None
+    if not isinstance(uri, str) or not _is_owned(uri, is_link=named is block):
+        return block
+    public = {**named, "uri": make_resource_uri(agent_id, uri)}
+    meta = {**drop_own_keys(block.get("_meta")), OWNER_KEY: agent_id, ORIGINAL_KEY: uri}
+    return {**(public if named is block else {**block, "resource": public}), "_meta": meta}
+
+
+def _is_owned(uri: str, *, is_link: bool) -> bool:
+    return not uri.startswith(("http://", "https://", "data:")) if is_link else uri.startswith(UI_SCHEME)
 
 
 def render_blocks(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -60,13 +97,13 @@ def list_conversions(parts: Sequence[Part]) -> list[str]:
 def _render_block(part: Part, number: int) -> dict[str, Any]:
     block = _render_content(part, number)
     meta = {name: value for name, value in part.meta.items() if name not in _KEYS_OUTSIDE_META and name not in block}
-    own_meta = part.meta.get("_meta")
-    if isinstance(own_meta, dict):
-        meta |= own_meta
+    agents_meta = part.meta.get("_meta")
+    if isinstance(agents_meta, dict):
+        meta = drop_own_keys(agents_meta) | meta
     if part.kind in _CONVERTED_TO:
         meta[KIND_KEY] = part.kind
-    if part.url is not None and OWNER_KEY in meta:
-        meta[ORIGINAL_KEY] = part.url
+    if OWNER_KEY in meta:
+        meta[ORIGINAL_KEY] = part.url if part.url is not None else part.meta.get("uri")
     annotations = part.meta.get("annotations")
     if isinstance(annotations, dict):
         block["annotations"] = annotations
@@ -76,9 +113,12 @@ def _render_block(part: Part, number: int) -> dict[str, Any]:
 def _render_content(part: Part, number: int) -> dict[str, Any]:
     if part.url is not None:
         link_fields = {name: part.meta.get(name) for name in _LINK_FIELDS}
-        owner = part.meta.get(OWNER_KEY)
-        uri = make_resource_uri(owner, part.url) if isinstance(owner, str) else part.url
-        link = {"type": "resource_link", "uri": uri, "name": part.name or part.url, "mimeType": part.mime_type}
+        link = {
+            "type": "resource_link",
+            "uri": _to_public_uri(part, part.url),
+            "name": part.name or part.url,
+            "mimeType": part.mime_type,
+        }
         return _drop_none({**link, **link_fields})
     if part.blob is not None and part.kind in _DEFAULT_MEDIA_TYPES:
         return {"type": part.kind, "data": part.blob, "mimeType": part.mime_type or _DEFAULT_MEDIA_TYPES[part.kind]}
@@ -90,9 +130,15 @@ def _render_content(part: Part, number: int) -> dict[str, Any]:
 
 
 def _render_resource(part: Part, number: int) -> dict[str, Any]:
-    uri = part.meta.get("uri") or f"fabric://parts/{number}/{part.name or part.kind}"
+    own_uri = part.meta.get("uri")
+    uri = _to_public_uri(part, str(own_uri)) if own_uri else f"fabric://parts/{number}/{part.name or part.kind}"
     resource_fields = {"uri": uri, "mimeType": part.mime_type, "_meta": part.meta.get("resource_meta")}
     return _drop_none({**resource_fields, "text": part.text, "blob": part.blob})
+
+
+def _to_public_uri(part: Part, uri: str) -> str:
+    owner = part.meta.get(OWNER_KEY)
+    return make_resource_uri(owner, uri) if isinstance(owner, str) else uri
 
 
 def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:

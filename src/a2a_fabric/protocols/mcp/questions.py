@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType, field
 
 from a2a_fabric.core.result import Answer, Answers, Question, QuestionKind, Questions
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION
 from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 
 QUESTION_METHODS: dict[QuestionKind, str] = {
@@ -37,7 +38,7 @@ class _Sampling(msgspec.Struct, frozen=True):
 
 
 class AnswerCapabilities(msgspec.Struct, frozen=True):
-    """The capabilities of a client, as far as they decide which questions it can answer."""
+    """The capabilities of a client, as far as they decide what it can be sent."""
 
     elicitation: _ElicitationModes | None = None
     sampling: _Sampling | None = None
@@ -48,6 +49,11 @@ class AnswerCapabilities(msgspec.Struct, frozen=True):
     def accepts_tasks(self) -> bool:
         """Whether a job may be answered as a task."""
         return TASKS_EXTENSION in (self.extensions or {})
+
+    @property
+    def can_show_apps(self) -> bool:
+        """Whether the client shows the user interfaces of servers."""
+        return UI_EXTENSION in (self.extensions or {})
 
     def can_answer(self, questions: Questions) -> bool:
         return all(map(self.can_answer_one, questions.questions.values()))

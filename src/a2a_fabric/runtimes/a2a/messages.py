@@ -32,6 +32,7 @@ from a2a_fabric.protocols.a2a.models import (
     AgentsReply,
     CallersMessage,
     WirePart,
+    is_a2a,
     parse_part,
     render_part,
 )
@@ -44,7 +45,7 @@ SKILL_KEY = "skill"
 def read_callers_message(call: Call) -> CallersMessage | None:
     """The caller's question, or answer, as it was written; None if the caller does not speak A2A."""
     original = _find_original_answer(call.answers) if call.answers else call.original
-    if not original or original.protocol != ORIGINAL_PROTOCOL:
+    if not is_a2a(original):
         return None
     return msgspec.convert(original.content, CallersMessage)
 

@@ -16,7 +16,7 @@ from a2a_fabric.core.propagation import chain_to_metadata, new_id
 from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
-from a2a_fabric.protocols.a2a.models import A2AMessage, A2ATaskState, CallersMessage, SendOptions
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2ATaskState, CallersMessage, SendOptions, is_a2a
 from a2a_fabric.runtimes.a2a.client import EXTENSION_HEADERS, RequestOptions, public_address
 from a2a_fabric.runtimes.a2a.connection import (
     A2AConnection,
@@ -175,7 +175,7 @@ class A2ARuntime:
             follower = self._make_follower(connection, message, call, listener, callback)
             await self._run_follower(follower, connection, call, listener)
         self._context_ids.remember(call, follower.buffer.context_id)
-        return _result_from_buffer(follower.buffer, keeps_original=bool(call.original))
+        return _result_from_buffer(follower.buffer, keeps_original=is_a2a(call.original))
 
     async def _run_follower(
         self, follower: TaskFollower, connection: A2AConnection, call: Call, listener: CallerEmitter
@@ -244,7 +244,7 @@ class A2ARuntime:
             message.task_id,
             message.context_id,
             emits_events=emits_events,
-            names_artifacts=bool(call.original),
+            names_artifacts=is_a2a(call.original),
         )
         return TaskFollower(
             connection.client,

@@ -34,11 +34,20 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.result import Event, Part, Result, progress, status, to_json_object
-from a2a_fabric.protocols.mcp.content import McpContentBlock, collect_block_meta, mark_owner, part_from_block
+from a2a_fabric.protocols.mcp.apps import drop_own_keys
+from a2a_fabric.protocols.mcp.content import (
+    McpContentBlock,
+    collect_block_meta,
+    mark_owner,
+    original_from_meta,
+    part_from_block,
+)
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
 
 _NAME_LENGTH = 256
+_PROTOCOL_PREFIX = "io.modelcontextprotocol/"  # of keys in `_meta` that concern one connection
 _MAX_ERROR_TEXT = 2000  # characters of a server's error text
+_MAX_TOOL_META = 64 * 1024  # bytes of the `_meta` of a tool; longer ones are left out
 _MAX_LOG_DATA = 16 * 1024  # characters of the data of a log message; of longer data only the beginning is kept, as text
 _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exist)\b", re.IGNORECASE)
 
@@ -67,6 +76,7 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     input_requests: dict[str, Any] | None = None
     request_state: str | None = None
     task_id: str | None = None  # of the task that the server made of the call
+    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
 
 def capabilities_from_tools(tools: Sequence[Tool]) -> tuple[Capability, ...]:
@@ -85,6 +95,7 @@ def _capability_from_tool(tool: Tool) -> Capability:
         streaming=True,
         idempotent=_is_idempotent(tool),
         side_effects=_read_side_effects(tool),
+        metadata=tool.meta if tool.meta and len(msgspec.json.encode(tool.meta)) <= _MAX_TOOL_META else {},
     )
 
 
@@ -119,6 +130,12 @@ def manifest_from_server(
 
 def result_from_tool_reply(reply: ToolReply, agent_id: str) -> Result:
     """Structured content is the answer; without it, the text is. Everything else becomes parts."""
+    result = _read_answer(reply, agent_id)
+    meta = {key: value for key, value in drop_own_keys(reply.meta).items() if not key.startswith(_PROTOCOL_PREFIX)}
+    return msgspec.structs.replace(result, original=original_from_meta(meta)) if meta else result
+
+
+def _read_answer(reply: ToolReply, agent_id: str) -> Result:
     structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
     if structured is None:
         return result_from_parts(_read_parts(reply.content, agent_id))
@@ -129,10 +146,7 @@ def result_from_tool_reply(reply: ToolReply, agent_id: str) -> Result:
 
 
 def _read_parts(content: Sequence[McpContentBlock], agent_id: str) -> tuple[Part, ...]:
-    return tuple(
-        mark_owner(part_from_block(block), agent_id) if block.type == "resource_link" else part_from_block(block)
-        for block in content
-    )
+    return tuple(mark_owner(part_from_block(block), agent_id) for block in content)
 
 
 def _repeats_structured_content(content: Sequence[McpContentBlock], structured: Any) -> bool:

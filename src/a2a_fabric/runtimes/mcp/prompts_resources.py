@@ -37,6 +37,7 @@ from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.protocols.mcp.questions import AnswerCapabilities
 from a2a_fabric.protocols.mcp.runtime_ports import EMPTY_LISTING, Entries, PromptResourceListing, PromptResourceQuery
 from a2a_fabric.protocols.mcp.wire import RESOURCE_NOT_FOUND
+from a2a_fabric.runtimes.mcp.back_channel import McpBackChannel, lacks_back_channel
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
 from a2a_fabric.runtimes.mcp.questions import (
     CONTINUATION_PREFIX,
@@ -73,6 +74,7 @@ class McpPromptResourceProvider:
         self,
         agent_id: str,
         supervisor: McpConnectionSupervisor,
+        back_channel: McpBackChannel,
         pending_questions: McpPendingQuestions,
         on_change: Callable[[], None],
     ) -> None:
@@ -81,6 +83,7 @@ class McpPromptResourceProvider:
         self._subscriptions = McpResourceSubscriptions(agent_id, supervisor)
         self._agent_id = agent_id
         self._supervisor = supervisor
+        self._back_channel = back_channel
         self._on_change = on_change
         self._reload_task: asyncio.Task[None] | None = None
         self._is_reload_due = False
@@ -110,6 +113,10 @@ class McpPromptResourceProvider:
             if (
                 isinstance(reply, UpstreamRpcError) and reply.transport_problem == "gone"
             ):  # the server no longer knows the session
+                reply = await self._request_or_resume(query, emit)
+            if lacks_back_channel(reply) and await self._back_channel.open(
+                _make_request_key(query), query.start_timeout
+            ):
                 reply = await self._request_or_resume(query, emit)
         if isinstance(reply, UpstreamRpcError):
             raise self._error_from_reply(reply, query)
@@ -203,7 +210,7 @@ class McpPromptResourceProvider:
                 answers_from_params(query.params, state), query.principal, _make_request_key(query)
             )
         else:
-            connection = await self._supervisor.get_connection(query.start_timeout)
+            connection = await self._back_channel.get_connection(_make_request_key(query), query.start_timeout)
             if query.method == "completion/complete":
                 return await self._complete(connection, query)
             pending = self._start_request(connection, query, stream=emit is not None)

@@ -38,6 +38,7 @@ from a2a_fabric.core.result import (
     Result,
     make_input_required,
 )
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
 from a2a_fabric.protocols.mcp.questions import QUESTION_METHODS, question_from_request
 from a2a_fabric.protocols.mcp.wire import INPUT_REQUIRED, TASKS_EXTENSION
 from a2a_fabric.runtimes.mcp.content import ProgressFilter, ToolReply, UpstreamRpcError, summarize_validation_error
@@ -51,14 +52,17 @@ _GIVE_UP_GRACE = 5.0  # for a server whose question was cancelled to end its cal
 _CLOSE_TIMEOUT = 2.0
 
 # What Fabric declares as a client: it follows tasks, and which questions a server may ask if it may ask at all.
-CLIENT_EXTENSIONS: dict[str, dict[str, Any]] = {TASKS_EXTENSION: {}}
-SILENT_CAPABILITIES: dict[str, Any] = {"extensions": CLIENT_EXTENSIONS}
-CLIENT_CAPABILITIES: dict[str, Any] = {
-    **SILENT_CAPABILITIES,
-    "elicitation": {"form": {}, "url": {}},
-    "sampling": {},
-    "roots": {},
-}
+# A session and its list of tools are of all clients, so it declares user interfaces, too. Calls of a stateless server
+# declare them only for clients that show them.
+CLIENT_EXTENSIONS: dict[str, dict[str, Any]] = {TASKS_EXTENSION: {}, UI_EXTENSION: UI_SETTINGS}
+_QUESTION_CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+
+
+def make_call_capabilities(*, may_ask: bool, shows_apps: bool) -> dict[str, Any]:
+    """What Fabric declares with one call of a stateless server."""
+    extensions = CLIENT_EXTENSIONS if shows_apps else {TASKS_EXTENSION: {}}
+    return {"extensions": extensions, **(_QUESTION_CAPABILITIES if may_ask else {})}
+
 
 _STATELESS_PREFIX = "s."
 
@@ -295,6 +299,11 @@ class PendingMcpRequest:
         self._task: asyncio.Task[SessionReply]
         self._is_given_up = False
         self._give_up_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ended(self) -> asyncio.Future[SessionReply]:
+        """Done when the request has ended."""
+        return self._task
 
     @property
     def questions(self) -> dict[str, Question]:

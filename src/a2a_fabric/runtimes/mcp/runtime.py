@@ -41,8 +41,10 @@ from a2a_fabric.core.propagation import chain_to_metadata
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.protocols.mcp.content import can_show_apps
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, StdioTunnel, Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, complete_manifest, decode_endpoint
+from a2a_fabric.runtimes.mcp.back_channel import McpBackChannel, lacks_back_channel
 from a2a_fabric.runtimes.mcp.content import (
     ToolReply,
     UpstreamRpcError,
@@ -58,6 +60,7 @@ from a2a_fabric.runtimes.mcp.questions import (
     McpPendingQuestions,
     PendingMcpRequest,
     SessionReply,
+    make_call_capabilities,
     make_progress_callback,
     params_from_answers,
     result_from_input_required,
@@ -182,6 +185,7 @@ class McpRuntime:
         tunnel: Tunnel,
         prompts_and_resources: McpPromptResourceProvider,
         pending_questions: McpPendingQuestions,
+        back_channel: McpBackChannel,
         *,
         may_ask: bool,
     ) -> None:
@@ -193,6 +197,7 @@ class McpRuntime:
         self._target = target
         self._http = http
         self._pending_questions = pending_questions
+        self._back_channel = back_channel
         self._may_ask = may_ask
         self._has_listed_tools = False
         self._stateless_caller: StatelessCaller | None = None
@@ -216,15 +221,19 @@ class McpRuntime:
         if caller is None or connection is None or not self._has_listed_tools or call.answers or call.response.stream:
             with Deadline(call.target.timeout_ms / 1000):
                 return await self._call_on_slow_path(call, emit)
-        ends_at = time.monotonic() + call.target.timeout_ms / 1000
         request = ToolRequest(*self._bind_arguments(call))
+        if self._back_channel.is_needed(request.tool):
+            with Deadline(call.target.timeout_ms / 1000):
+                return await self._retry_once(await self._send_request(request, call, emit), request, call, emit)
+        ends_at = time.monotonic() + call.target.timeout_ms / 1000
         reply = await caller.call(request, call, emit, self._header_maps)
-        if not isinstance(reply, UpstreamRpcError) and reply.task_id is None:
+        if not isinstance(reply, UpstreamRpcError) and reply.task_id is None and not reply.is_error:
             return self._result_from_reply(reply, request.tool)
         with Deadline(ends_at - time.monotonic()):
-            if not isinstance(reply, UpstreamRpcError):
+            if not isinstance(reply, UpstreamRpcError) and reply.task_id is not None:
                 return self._result_from_reply(await self._follow_task(reply, request.tool, call, emit), request.tool)
-            self._drop_unknown_session(connection, reply)
+            if isinstance(reply, UpstreamRpcError):
+                self._drop_unknown_session(connection, reply)
             return await self._retry_once(reply, request, call, emit)
 
     async def _call_on_slow_path(self, call: Call, emit: Emit) -> Result:
@@ -236,12 +245,16 @@ class McpRuntime:
         return await self._retry_once(await self._send_request(request, call, emit), request, call, emit)
 
     async def _retry_once(self, reply: ToolOutcome, request: ToolRequest, call: Call, emit: Emit) -> Result:
-        """Send the request again if the answer shows that it did not reach the tool."""
+        """Send the request again if it did not reach the tool, or if the tool could not ask its question."""
         if isinstance(reply, UpstreamRpcError) and reply.code == types.HEADER_MISMATCH:  # the tool's schema has changed
             await self.describe()
             reply = await self._send_request(request, call, emit)
         if isinstance(reply, UpstreamRpcError) and _is_unknown_session(reply):
             reply = await self._send_request(request, call, emit)
+        if not request.answer_params and lacks_back_channel(reply):
+            session = await self._back_channel.open(request.tool, _start_timeout(call))
+            if session is not None:
+                reply = await self._call_over_session(session, request, call, emit)
         return self._result_from_reply(reply, request.tool)
 
     async def health(self) -> Status:
@@ -270,6 +283,7 @@ class McpRuntime:
         await self.prompts_and_resources.aclose()
         await self._pending_questions.aclose()
         await self._task_follower.aclose()
+        await self._back_channel.aclose()
         await self._supervisor.aclose()
 
     async def _refresh_tools(self, timeout: float | None) -> Manifest:
@@ -316,7 +330,7 @@ class McpRuntime:
         return (capability.name if capability is not None else name), arguments
 
     async def _send_request(self, request: ToolRequest, call: Call, emit: Emit) -> ToolOutcome:
-        connection = await self._supervisor.get_connection(_start_timeout(call))
+        connection = await self._back_channel.get_connection(request.tool, _start_timeout(call))
         reply: ToolOutcome
         if self._target is not None and connection.era == "stateless":
             caller = self._stateless_caller or self._make_stateless_caller(connection, self._target)
@@ -347,7 +361,9 @@ class McpRuntime:
         on_progress = make_progress_callback(pending) if call.response.stream else None
         if connection.era == "handshake" and request.tool in self._task_tools:
             params["task"] = make_task_request(call.target.timeout_ms / 1000)
-        self._start(pending, self._call_and_follow(connection, params, pending, on_progress), headers, connection)
+        capabilities = make_call_capabilities(may_ask=self._may_ask, shows_apps=can_show_apps(call))
+        work = self._call_and_follow(connection, params, pending, on_progress, capabilities)
+        self._start(pending, work, headers, connection)
         return await self._wait_for_outcome(pending, call, emit)
 
     async def _follow_task(self, reply: ToolReply, tool: str, call: Call, emit: Emit) -> ToolOutcome:
@@ -379,10 +395,11 @@ class McpRuntime:
         params: dict[str, Any],
         pending: PendingMcpRequest,
         on_progress: ProgressFnT | None,
+        capabilities: dict[str, Any],
     ) -> SessionReply:
         """The reply to `tools/call`, or that of the task that the server made of it."""
         if "task" not in params:
-            reply = await connection.request("tools/call", params, on_progress=on_progress)
+            reply = await connection.request("tools/call", params, on_progress=on_progress, capabilities=capabilities)
             task_id = find_created_task(reply)
             return reply if task_id is None else await self._task_follower.follow(task_id, pending)
         request_id = f"task-{next(self._task_numbers)}"
@@ -463,7 +480,7 @@ def _find_task_tools(connection: McpConnection, tools: Sequence[types.Tool]) -> 
 
 
 def _measure_tool(tool: types.Tool) -> int:
-    return len(msgspec.json.encode((tool.input_schema, tool.output_schema, tool.description)))
+    return len(msgspec.json.encode((tool.input_schema, tool.output_schema, tool.description, tool.meta)))
 
 
 def _start_timeout(call: Call) -> float:
@@ -509,9 +526,21 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         on_resource_updated=lambda uri: prompts_and_resources.notify_updated(uri),
         may_ask=endpoint.answer_timeout > 0,
     )
+    sessions = McpConnectionSupervisor(
+        manifest.agent_id,
+        make_transport,
+        build_restart_policy(endpoint),
+        era="handshake",
+        start_timeout=endpoint.start_timeout,
+        on_change=lambda: None,  # the other connection reports changes
+        may_ask=endpoint.answer_timeout > 0,
+    )
+    back_channel = McpBackChannel(
+        supervisor, sessions, is_program=target is None, is_allowed=era is None and endpoint.answer_timeout > 0
+    )
     pending_questions = McpPendingQuestions(manifest.agent_id, endpoint.answer_timeout)
     prompts_and_resources = McpPromptResourceProvider(
-        manifest.agent_id, supervisor, pending_questions, context.on_prompts_resources_changed
+        manifest.agent_id, supervisor, back_channel, pending_questions, context.on_prompts_resources_changed
     )
     return McpRuntime(
         manifest,
@@ -521,6 +550,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         _build_tunnel(None if is_sse else target, make_transport),
         prompts_and_resources,
         pending_questions,
+        back_channel,
         may_ask=endpoint.answer_timeout > 0,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 CLIENT = types.Implementation(name="a2a-fabric", version=__version__)
 PROBE_TIMEOUT = 3.0  # seconds, for a server that ignores methods that it does not know
 CLOSE_TIMEOUT = 5.0
+DRAIN_TIMEOUT = 60.0
 LISTEN_TIMEOUT = 10.0
 RELISTEN_DELAY = 5.0  # seconds after a lost subscription
 
@@ -116,6 +117,7 @@ class McpConnection:
         self._started = asyncio.Event()
         self._ended = asyncio.Event()
         self._is_retired = False
+        self._drain_task: asyncio.Task[None] | None = None
         self._task = asyncio.ensure_future(self._run())
 
     @property
@@ -192,9 +194,22 @@ class McpConnection:
         self._mark_closed()
         self._ended.set()
 
+    def retire_when_idle(self) -> None:
+        """Close when the requests that are pending now have ended, or after a while."""
+        if self.pending_requests and not self.is_closed:
+            self._drain_task = asyncio.ensure_future(self._drain(list(self.pending_requests)))
+        else:
+            self.retire()
+
+    async def _drain(self, pending_requests: Sequence[PendingMcpRequest]) -> None:
+        await asyncio.wait([request.ended for request in pending_requests], timeout=DRAIN_TIMEOUT)
+        self.retire()
+
     async def aclose(self) -> None:
         """Close, and wait until everything has ended. May be called twice; never raises."""
         self.retire()
+        if self._drain_task is not None:
+            self._drain_task.cancel()
         if not self.was_open:  # it may wait for an answer that never comes
             self._task.cancel()
         _, pending = await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
@@ -458,6 +473,13 @@ class McpConnectionSupervisor:
         if forget_era and not self._is_era_fixed:
             self._era = None
         connection.retire()
+
+    def switch_to_handshake(self) -> None:
+        """Open connections of the handshake era from now on. Requests that are on their way end as they are."""
+        self._era, self._is_era_fixed = "handshake", True
+        previous, self._current = self._current, None
+        if previous is not None:
+            previous.retire_when_idle()
 
     async def aclose(self) -> None:
         self._is_closed = True

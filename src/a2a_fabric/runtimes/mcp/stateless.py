@@ -4,7 +4,7 @@ The reply is JSON, or a stream of notifications that ends with the reply. Closin
 
 Invariants of the fast path (a plain call, no stream, no answers):
 - The body is written by one template. Everything but the tool's name, the arguments, the id, the trace and the
-  delegation chain is encoded once, when the caller is made; `_meta_prefix` therefore ends before its last brace.
+  delegation chain is encoded once, when the caller is made; `_meta_prefixes` therefore end before the last brace.
 - Headers are copied from a dict that is built once per tool; no header of an earlier call can leak into another.
 - The deadline is the HTTP client's: no timer is made here.
 - Names are cached up to a bound, because tool names come from callers."""
@@ -36,8 +36,9 @@ from a2a_fabric.outbound.port import (
     HTTPClient,
     OutboundError,
 )
+from a2a_fabric.protocols.mcp.content import can_show_apps
 from a2a_fabric.runtimes.mcp.content import ProgressFilter, ToolReply, UpstreamRpcError, event_from_notification
-from a2a_fabric.runtimes.mcp.questions import CLIENT_CAPABILITIES, SILENT_CAPABILITIES
+from a2a_fabric.runtimes.mcp.questions import make_call_capabilities
 from a2a_fabric.runtimes.mcp.sessions import CLIENT
 from a2a_fabric.runtimes.mcp.transports import McpHttpTarget
 from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, read_bounded, redact_url
@@ -84,13 +85,16 @@ class StatelessCaller:
             MCP_METHOD_HEADER: "tools/call",
             **target.headers,
         }
-        self._meta: dict[str, Any] = {
-            PROTOCOL_VERSION_META_KEY: version,
-            CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
-            CLIENT_CAPABILITIES_META_KEY: CLIENT_CAPABILITIES if may_ask else SILENT_CAPABILITIES,
+        self._metas: dict[bool, dict[str, Any]] = {  # by whether the client shows user interfaces
+            shows_apps: {
+                PROTOCOL_VERSION_META_KEY: version,
+                CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
+                CLIENT_CAPABILITIES_META_KEY: make_call_capabilities(may_ask=may_ask, shows_apps=shows_apps),
+            }
+            for shows_apps in (False, True)
         }
         self._encoder = msgspec.json.Encoder()
-        self._meta_prefix = self._encoder.encode(self._meta)[:-1]
+        self._meta_prefixes = {key: self._encoder.encode(meta)[:-1] for key, meta in self._metas.items()}
         self._headers_by_tool: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool; with its name as JSON
 
     async def call(
@@ -112,7 +116,7 @@ class StatelessCaller:
                 )
             is_plain = not request.answer_params
             body = (
-                self._encode_body(name, request, header, chain)
+                self._encode_body(name, request, header, chain, self._meta_prefixes[can_show_apps(call)])
                 if is_plain
                 else self._encode_detailed_body(request, header, call)
             )
@@ -133,13 +137,19 @@ class StatelessCaller:
         named = self._headers_by_tool[tool] = headers, self._encoder.encode(tool)
         return named
 
-    def _encode_body(self, name: bytes, request: ToolRequest, traceparent: str, chain: bytes) -> bytes:
+    def _encode_body(
+        self, name: bytes, request: ToolRequest, traceparent: str, chain: bytes, meta_prefix: bytes
+    ) -> bytes:
         arguments = self._encoder.encode(request.arguments)
-        return _BODY_TEMPLATE % (next(self._ids), name, arguments, self._meta_prefix, traceparent.encode(), chain)
+        return _BODY_TEMPLATE % (next(self._ids), name, arguments, meta_prefix, traceparent.encode(), chain)
 
     def _encode_detailed_body(self, request: ToolRequest, traceparent: str, call: Call) -> bytes:
         number = next(self._ids)
-        meta = {**self._meta, "traceparent": traceparent, **chain_to_metadata(call.delegation_chain)}
+        meta = {
+            **self._metas[can_show_apps(call)],
+            "traceparent": traceparent,
+            **chain_to_metadata(call.delegation_chain),
+        }
         if call.response.stream:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
         params = {"name": request.tool, "arguments": request.arguments, **request.answer_params, "_meta": meta}
