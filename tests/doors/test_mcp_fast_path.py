@@ -200,3 +200,13 @@ async def test_another_catalog_means_another_list(node: Node) -> None:
 
     registry.register_agent(newcomer.manifest({"uri": "http://127.0.0.1:9/"}))
     assert "newcomer_act" in {t["name"] for t in (await ask(node, "tools/list", {}, known)).json["result"]["tools"]}
+
+
+async def test_a_client_that_says_much_of_itself_is_served_but_not_remembered(node: Node) -> None:
+    """Otherwise a caller could fill the node's memory with descriptions of clients."""
+    for length, is_remembered in ((100, True), (100_000, False)):
+        name = f"{next(_strangers)} {'x' * length}"
+        meta = {"io.modelcontextprotocol/clientInfo": {"name": name, "version": "1"}}
+        for _ in range(2):
+            assert (await ask(node, "tools/list", {}, meta)).status == 200
+        assert goes_the_short_way(node, "tools/list", {}, meta) is is_remembered

@@ -51,8 +51,8 @@ class Waiting:
 
 
 @asynccontextmanager
-async def connected(node: Node, token: str = PSK, **more: Any) -> AsyncIterator[Client]:
-    transport = sse_client(f"{node.url}/sse", headers={"Authorization": f"Bearer {token}"})
+async def connected(node: Node, token: str = PSK, path: str = "/sse", **more: Any) -> AsyncIterator[Client]:
+    transport = sse_client(node.url + path, headers={"Authorization": f"Bearer {token}"})
     async with asyncio.timeout(PATIENCE), Client(transport, mode="legacy", **more) as client:
         yield client
 
@@ -64,7 +64,11 @@ async def waiting() -> Waiting:
 
 @pytest.fixture
 async def node(waiting: Waiting) -> AsyncIterator[Node]:
-    config = {"auth": {"keys": [{"id": "bee", "key": BEE}]}, "doors": [{"kind": "mcp", "max_sessions": 3}]}
+    config = {
+        "auth": {"keys": [{"id": "bee", "key": BEE}]},
+        "doors": [{"kind": "mcp", "max_sessions": 3}],
+        "views": [{"name": "doubling", "tools": ["oldtimer.double"]}, {"name": "nothing", "agents": []}],
+    }
     async with running(waiting.agent(), config=config) as found:
         yield found
 
@@ -85,6 +89,22 @@ async def test_an_old_client_lists_and_calls_tools(node: Node) -> None:
         calls = [client.call_tool("oldtimer_double", {"number": number}) for number in range(20)]
         results = [result.structured_content for result in await asyncio.gather(*calls)]
         assert results == [{"doubled": 2 * number} for number in range(20)]
+
+
+@pytest.mark.parametrize("path", ["/sse?view=doubling", "/views/doubling/sse"])
+async def test_an_old_client_names_a_view_in_the_address(node: Node, path: str) -> None:
+    async with connected(node, path=path) as client:
+        tools = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"oldtimer_double"} == {name for name in tools if name.startswith("oldtimer")}
+        refused = await client.call_tool("oldtimer_wait", {})
+        assert refused.is_error
+
+
+async def test_a_message_that_names_another_view_is_refused(node: Node) -> None:
+    stream, address = await open_stream(node)
+    reply = await node.send("POST", f"{address}&view=nothing", json=INITIALIZE)
+    assert reply.status == 404
+    stream.close()
 
 
 async def test_a_call_ends_when_its_client_has_gone(node: Node, waiting: Waiting) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import test_utils, web
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Call, Principal, ignore_event
@@ -160,3 +161,42 @@ async def test_a_server_that_dies_during_a_task_fails_the_call(working: Working,
     assert working.program is not None
     working.program.kill()
     assert "Lost contact" in str(await failure_of(call, UpstreamInterrupted))
+
+
+async def test_a_result_that_cannot_be_fetched_is_not_asked_for_without_end(tmp_path: Path) -> None:
+    """The task is known, but each request for its result loses the session."""
+    methods: list[str] = []
+    task = {"taskId": "t1", "status": "input_required", "createdAt": "2025-11-25T00:00:00Z", "ttl": None}
+    task["lastUpdatedAt"] = task["createdAt"]
+    tool = {"name": "ask", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+    results: dict[str, Any] = {
+        "initialize": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}},
+            "serverInfo": {"name": "stub", "version": "1"},
+        },
+        "tools/list": {"tools": [tool]},
+        "tools/call": {"task": task},
+        "tasks/get": task,
+        "tasks/cancel": {**task, "status": "cancelled"},
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        message = await request.json() if request.method == "POST" else {}
+        methods.append(message.get("method", ""))
+        if "id" not in message:
+            return web.Response(status=202 if message else 405)
+        if message["method"] == "server/discover":
+            return web.Response(status=400)
+        if message["method"] not in results:
+            return web.Response(status=404)
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+
+    application = web.Application()
+    application.router.add_route("*", "/mcp", answer)
+    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack, test_utils.TestServer(application) as server:
+        runtime = Bench(stack, tmp_path).runtime(uri=str(server.make_url("/mcp")))
+        await runtime.describe()
+        with pytest.raises(UpstreamInterrupted):
+            await runtime(within(call_of("ask"), PATIENCE), ignore_event)
+    assert methods.count("tasks/result") < 10

@@ -176,7 +176,7 @@ def cut_result(result: Result, expression: str) -> Result:
     except ValueError as exc:
         raise UpstreamFailed(f"The result does not fit the expression '{expression}': {exc}"[:300]) from exc
     data = value if isinstance(value, dict) else {"answer" if isinstance(value, str) else "result": value}
-    return msgspec.structs.replace(result, data=data, parts=())
+    return msgspec.structs.replace(result, data=data, parts=(), original=msgspec.UNSET)
 
 
 def _read_data(data: dict[str, Any]) -> Any:
@@ -217,6 +217,7 @@ def _derive_capability(name: str, derived: DerivedTool, source: Capability) -> C
         description=source.description if derived.description is None else derived.description,
         input_schema=schema,
         output_schema=source.output_schema if derived.result is None else None,
+        metadata=source.metadata if derived.result is None else {},  # a user interface expects the whole result
     )
 
 

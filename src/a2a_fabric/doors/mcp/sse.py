@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, hide_views
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import DoorContext, Receive, Send
@@ -50,6 +50,11 @@ class SseSession:
         self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_QUEUED)
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_QUEUED)
         self._ended = asyncio.Event()
+
+    def is_open_to(self, principal: Principal) -> bool:
+        """Whether the caller is its opener. The opener may have named views in its address, which is not posted to."""
+        own_views, views = self.principal.views or (), principal.views or ()
+        return hide_views(principal) == hide_views(self.principal) and set(views) <= set(own_views)
 
     def accept(self, message: McpMessage, body: bytes) -> None:
         """Take a message of the client. Raises RateLimited."""
@@ -160,7 +165,7 @@ class _MessageCycle(_SseCycle):
         self.body = body
         query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
         session = self.endpoints.sessions.get((query.get("session_id") or [""])[0])
-        if session is None or session.principal != self.principal:
+        if session is None or not session.is_open_to(self.principal):
             reason = "Session not found. It has ended, or another caller opened it; open a new one with GET /sse."
             raise McpRefusal(McpProtocolError(jsonrpc.INVALID_REQUEST, reason, status=404))
         try:

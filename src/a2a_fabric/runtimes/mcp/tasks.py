@@ -30,6 +30,8 @@ _MAX_ID_LENGTH = 1024
 _MAX_MESSAGE = 2000  # characters of a status message
 _MAX_PAUSE = 30.0  # seconds between two polls, whatever the server asks for
 _MIN_PAUSE = 0.02
+_MAX_FAILURES = 5
+_PAUSE_AFTER_FAILURE = 0.5  # seconds
 _RETENTION_MARGIN = 600.0  # seconds that a server is asked to keep a task beyond the call's own time
 
 
@@ -142,6 +144,7 @@ class _FollowedTask:
         self._answered: set[str] = set()  # keys of questions whose answers were sent
 
     async def run(self) -> SessionReply:
+        failures = 0  # to fetch the result, while the task itself is still known
         while True:
             task = await poll_until(self._fetch, self._needs_attention, requested_pause=lambda task: task.pause)
             if task.status == _INPUT_REQUIRED and self._era == "stateless":
@@ -155,9 +158,13 @@ class _FollowedTask:
             if self._era == "stateless":
                 return task.result if task.result is not None else task.error or _make_error(task)
             reply = await self._fetch_result()
-            if not _is_connection_error(reply) or self.has_ended:
+            if not _is_connection_error(reply):
                 self.has_ended = True
                 return reply
+            failures += 1
+            if failures > _MAX_FAILURES:
+                return reply
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     def _needs_attention(self, task: McpTask) -> bool:
         if task.status == _INPUT_REQUIRED and self._era == "stateless":
