@@ -190,7 +190,8 @@ async def test_a_result_that_cannot_be_fetched_is_not_asked_for_without_end(tmp_
             return web.Response(status=400)
         if message["method"] not in results:
             return web.Response(status=404)
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]})
+        reply = {"jsonrpc": "2.0", "id": message["id"], "result": results[message["method"]]}
+        return web.json_response(reply, headers={"mcp-session-id": "s1"})
 
     application = web.Application()
     application.router.add_route("*", "/mcp", answer)
