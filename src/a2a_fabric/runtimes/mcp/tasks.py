@@ -158,12 +158,12 @@ class _FollowedTask:
             if self._era == "stateless":
                 return task.result if task.result is not None else task.error or _make_error(task)
             reply = await self._fetch_result()
-            if not _is_connection_error(reply):
+            if not isinstance(reply, UpstreamRpcError) or reply.transport_problem not in ("interrupted", "gone"):
                 self.has_ended = True
                 return reply
             failures += 1
-            if failures > _MAX_FAILURES:
-                return reply
+            if failures > _MAX_FAILURES:  # raised, because a call that is answered with such an error is sent again
+                raise error_from_rpc_error(reply, self._agent_id, "tasks/result", ())
             await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     def _needs_attention(self, task: McpTask) -> bool:
@@ -204,10 +204,6 @@ class _FollowedTask:
         if isinstance(reply, UpstreamRpcError):
             raise error_from_rpc_error(reply, self._agent_id, "tasks/update", ())
         self._answered.update(keys)
-
-
-def _is_connection_error(reply: SessionReply) -> bool:
-    return isinstance(reply, UpstreamRpcError) and reply.transport_problem in ("interrupted", "gone")
 
 
 def _make_error(task: McpTask) -> UpstreamRpcError:
