@@ -279,7 +279,7 @@ class A2ATasks:
             raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}, so it accepts no message")
         event_data = {USER_MESSAGE_KEY: {"message": user_message.raw, "dialect": user_message.dialect}}
         answers = parse_answers(user_message, questions)
-        if job.call.original:  # the agent speaks A2A, too
+        if is_a2a(job.call.original):  # the agent speaks A2A, too
             original = await self._creator.make_original(user_message, context, names_skill=False)
             answers = {key: _pass_on_answer(answer, original) for key, answer in answers.items()}
         summary = await self._jobs.answer(context.principal, job.job_id, answers, event_data)
