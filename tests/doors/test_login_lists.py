@@ -19,10 +19,10 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from tests.fixtures.login_node import node_for, operate, sign_in
+from tests.fixtures.login_node import RETURN, node_for, operate, sign_in
 from tests.fixtures.login_server import LoginServer, login_server
 from tests.fixtures.mcp_client import client
-from tests.fixtures.node import PATIENCE, Node, eventually
+from tests.fixtures.node import PATIENCE, Node, eventually, running
 
 ANN, BEN = "the-key-of-ann", "the-key-of-ben"
 LISTS = (
@@ -326,3 +326,20 @@ async def test_a_client_on_a_pipe_uses_the_login_of_its_key(login: LoginServer, 
         names = [tool.name for tool in (await connected.list_tools()).tools]
         assert "files_diary_of_alice" in names
         assert "alice" in str((await connected.call_tool("files_whoami", {})).content)
+
+
+async def test_a_list_for_one_person_is_not_for_shared_caches(login: LoginServer, tmp_path: Path) -> None:
+    """A caller without a name has logins on a node of its own machine, and its lists are for it alone."""
+    manifest = {"agent_id": "files", "runtime": "mcp", "endpoint": {"uri": login.resource, "auth": "oauth"}}
+    environ, config = {"FABRIC_HOME": str(tmp_path / "state")}, {"auth": {"anonymous": True}}
+    async with running(manifests=[manifest], config=config, base=tmp_path, environ=environ, psk=None) as node:
+        path = "/.well-known/ai-catalog.json"
+        shared = await node.send("GET", path, token=None)
+        assert shared.headers["cache-control"].startswith("public")
+        options = {"agent_id": "files", "redirect_uri": RETURN}
+        started = await node.operation("fabric.login.start", options, token=None)
+        answer = await login.sign_in(started["result"]["url"])
+        assert (await node.operation("fabric.login.finish", answer, token=None))["ok"]
+        own = await node.send("GET", path, token=None)
+        assert own.headers["cache-control"].startswith("private")
+        assert "access-control-allow-origin" not in own.headers

@@ -177,7 +177,9 @@ class DiscoveryHttpEndpoints:
 
     def _build_cacheable_reply(self, cycle: _DiscoveryCycle, document: CatalogDocument, media_type: str) -> HttpReply:
         """A reply that every caller gets may be kept by shared caches and read by pages of other sites."""
-        is_public = cycle.principal.mode == "none"
+        registry = self._context.gateway.registry
+        has_own_catalog = registry.catalog_for(cycle.principal) is not registry.catalog
+        is_public = cycle.principal.mode == "none" and not has_own_catalog
         scope = "public" if is_public else "private"
         headers: HeaderList = [(b"cache-control", f"{scope}, max-age={self._settings.cache_seconds}".encode()), _VARY]
         if is_public:
