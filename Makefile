@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt docs bench conformance matrix soak clean unit coverage house release
+.PHONY: help install demo test check fmt docs bench conformance tck matrix soak clean unit coverage house release
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,6 +33,9 @@ bench:           ## measure, and print the table
 
 conformance:     ## run the official MCP conformance suite, the A2A TCK and real MCP clients against a node
 	@scripts/conformance
+
+tck:             ## run the A2A TCK alone: an SDK agent directly, behind a node, and the default door
+	@scripts/conformance tck
 
 soak:            ## run the long tests: killed nodes, stopped databases
 	@scripts/soak

@@ -12,7 +12,7 @@ import grpc.aio
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.client.client import ClientCallContext
-from a2a.types import AgentCard, SendMessageRequest, StreamResponse
+from a2a.types import SendMessageRequest, StreamResponse
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from a2a_fabric.core.propagation import new_id
@@ -29,8 +29,18 @@ async def connected(
     node: Node, agent_id: str | None, binding: str, *, streaming: bool = False, polling: bool = False
 ) -> AsyncIterator[Client]:
     """A client made from the agent's own card."""
+    base = node.url if agent_id is None else f"{node.url}/agents/{agent_id}"
+    async with connected_to(base, binding, streaming=streaming, polling=polling) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected_to(
+    base: str, binding: str, *, streaming: bool = False, polling: bool = False
+) -> AsyncIterator[Client]:
+    """A client of any agent, at a node or elsewhere."""
     async with httpx.AsyncClient(headers=KEY, timeout=PATIENCE, verify=TRUSTS_NO_PROXY) as http:
-        card = await card_of(node, agent_id, http)
+        card = await A2ACardResolver(http, base).get_agent_card()
         config = ClientConfig(
             httpx_client=http,
             supported_protocol_bindings=[binding],
@@ -43,11 +53,6 @@ async def connected(
             yield client
         finally:
             await client.close()
-
-
-async def card_of(node: Node, agent_id: str | None, http: httpx.AsyncClient) -> AgentCard:
-    base = node.url if agent_id is None else f"{node.url}/agents/{agent_id}"
-    return await A2ACardResolver(http, base).get_agent_card()
 
 
 def message(*parts: dict[str, Any] | str, skill: str | None = None, **more: Any) -> dict[str, Any]:

@@ -9,13 +9,14 @@ import pytest
 import pytest_asyncio
 
 from tests.doors.a2a_agents import percy
-from tests.doors.a2a_clients import BINDINGS, connected, frames, message, raw, request, rpc, told
+from tests.doors.a2a_clients import BINDINGS, connected, connected_to, frames, message, raw, request, rpc, told
 from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.node import Node, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEHIND = ("jsonrpc", "http", "grpc")
 NEW = {"A2A-Version": "1.0"}
+_IDS = ("id", "contextId", "taskId", "messageId", "artifactId", "timestamp")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BEHIND)
@@ -156,6 +157,38 @@ async def test_a_stream_has_the_artifacts_of_the_agent_and_says_which_chunk_is_t
         assert chunks == [False] * (len(chunks) - 1) + [True]
     final = events[-1]["statusUpdate"]["status"]
     assert (final["state"], final["message"]["parts"]) == ("TASK_STATE_COMPLETED", [{"text": "both are written"}])
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "stream"])
+async def test_a_client_sees_the_same_with_and_without_the_node(
+    through: tuple[Node, Served], *, streaming: bool
+) -> None:
+    node, served = through
+    asked: dict[str, list[dict[str, Any]]] = {
+        "echo": [{"data": {"a": 1}}],
+        "reject": [{"data": {"reason": "no"}}],
+        "fail": [{"data": {"reason": "broken"}}],
+        "everything": [{"text": "all"}],
+        "show": [{"text": "this"}, {"raw": "AAEC", "mediaType": "image/png", "filename": "dot.png"}, {"data": [1]}],
+        "login": [{"text": "go"}],
+        **({"report": [{"text": "write"}]} if streaming else {}),  # else the node joins the pieces of its text
+    }
+    for skill, parts in asked.items():
+        seen = []
+        for base in (served.url, f"{node.url}/agents/everyday"):
+            async with connected_to(base, "JSONRPC", streaming=streaming) as client:
+                seen.append(_without_ids(await told(client, request(message(*parts, skill=skill)))))
+        assert seen[0] == seen[1], skill
+
+
+def _without_ids(value: Any) -> Any:
+    """Without what differs from task to task, and the node's own notes."""
+    if isinstance(value, list):
+        return [_without_ids(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: each for key, each in value.items() if key not in _IDS and not key.startswith("a2a-fabric/")}
+    return {key: plain for key, each in kept.items() if (plain := _without_ids(each)) or key != "metadata"}
 
 
 @pytest.mark.parametrize("binding", BINDINGS)

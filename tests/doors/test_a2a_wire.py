@@ -113,6 +113,12 @@ async def test_the_gateways_card_lists_every_skill_once(node: Node) -> None:
     assert reply.json["result"]["task"]["artifacts"][0]["parts"] == [{"text": "hi"}]
 
 
+async def test_a_message_refers_to_at_most_a_hundred_tasks(node: Node) -> None:
+    said = message("hi", skill="say", referenceTaskIds=["some-task"] * 101)
+    error = (await rpc(node, "SendMessage", {"message": said}))["error"]
+    assert (error["code"], "referenceTaskIds" in error["message"]) == (-32602, True)
+
+
 async def test_a_card_has_names_of_0_3_unless_the_client_says_that_it_speaks_1_0(node: Node) -> None:
     for path in ("", "/agents/percy"):
         both = await node.send("GET", f"{path}/.well-known/agent-card.json")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.testing.values import make_call
 from tests.fixtures.agents.a2a_serving import serving
+from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes.a2a_bench import Bench
+
+PATIENCE = 30.0
 
 
 def dead_url() -> str:
@@ -38,6 +43,21 @@ async def test_calls_go_to_the_next_interface_and_the_health_says_why_it_is_degr
         assert await runtime.health() == "degraded"
         assert runtime.health_reason == f"no answer from {dead.removesuffix('/rpc')}, which the card prefers"
         assert len(served.executor.sent) == 2
+
+
+async def test_a_look_at_the_first_interface_does_not_cut_the_calls_on_the_next_one(tmp_path: Path) -> None:
+    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack, serving("grpc") as served:
+        document = card(dead_url())
+        living = {"url": served.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
+        document["supportedInterfaces"].append(living)
+        runtime = Bench(stack).runtime(card=document)
+        heard, go_on = Heard(), tmp_path / "go_on"
+        calling = asyncio.create_task(runtime(call_of("wait", go_on=str(go_on), stream=True), heard))
+        await until(lambda: "token" in heard.kinds, PATIENCE)
+        assert await runtime.health() == "degraded"
+        go_on.touch()
+        assert (await calling).data == {"answer": "half and half"}
+        assert served.rpcs == ["SendStreamingMessage"]  # its stream was read to the end
 
 
 async def test_an_agent_without_a_living_interface_is_offline() -> None:

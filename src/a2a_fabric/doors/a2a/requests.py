@@ -238,6 +238,7 @@ _MAX_INT32 = 2**31 - 1
 _CONTENT_FIELDS = ("text", "raw", "url", "data", "file")
 
 Name = Annotated[str, Meta(max_length=256)]
+_MAX_REFERENCES = 100  # each of them is looked up
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
 
@@ -275,7 +276,7 @@ class _Message(msgspec.Struct, rename="camel"):
     task_id: Name | None = None
     metadata: dict[str, Any] | None = None
     extensions: list[str] | None = None
-    reference_task_ids: list[str] | None = None
+    reference_task_ids: Annotated[list[str], Meta(max_length=_MAX_REFERENCES)] | None = None
 
 
 class _Params(msgspec.Struct, rename="camel"):

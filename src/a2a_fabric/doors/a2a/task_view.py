@@ -338,6 +338,10 @@ class AnswerDiff:
     def is_empty(self) -> bool:
         return not self._digests
 
+    @property
+    def ends_with_text(self) -> bool:
+        return self._last_is_text
+
     def add(self, part: Part) -> None:
         is_text = _is_plain_text(part)
         if not (is_text and self._last_is_text):
@@ -449,9 +453,13 @@ class TaskUpdateBuilder:
         state, message = data.get("state"), data.get("message")
         if state in FINAL_STATES or (state == "queued" and job_event.number == 1):
             return []
-        if AGENT_STATUS_KEY in data:
-            return [self._pass_on_status(msgspec.convert(data[AGENT_STATUS_KEY], TaskStatusUpdate), job_event)]
         text = message if isinstance(message, str) else None
+        if AGENT_STATUS_KEY in data:
+            update = self._pass_on_status(msgspec.convert(data[AGENT_STATUS_KEY], TaskStatusUpdate), job_event)
+            is_new = update.status.state != "submitted" or update.status.message is not None
+            return [update] if is_new else []  # the node's task is submitted already
+        if self._has_own_artifacts and text is None:  # the agent says itself when it works
+            return []
         if state == "queued":
             return [self._build_status_update("submitted", job_event, text)]
         return [self._build_working_update(job_event, text)]
@@ -502,10 +510,11 @@ class TaskUpdateBuilder:
 
     def _read_header(self, data: dict[str, Any]) -> A2AArtifact:
         """Which artifact the content of an event belongs to."""
-        fields = {key: data[key] for key in ("artifact_id", "name", "description") if isinstance(data.get(key), str)}
-        if not self._has_own_artifacts or "artifact_id" not in fields:
+        if not self._has_own_artifacts or not isinstance(data.get("artifact_id"), str):
             return A2AArtifact(id=RESULT_ARTIFACT_ID, name=RESULT_ARTIFACT_ID)
-        return A2AArtifact(id=fields.pop("artifact_id"), **fields)
+        names = ("name", "description", "metadata", "extensions")
+        fields: dict[str, Any] = {key: data[key] for key in names if key in data}
+        return msgspec.convert({**fields, "id": data["artifact_id"]}, A2AArtifact)
 
     def _build_question_update(self, job_event: JobEvent) -> TaskStatusUpdate:
         questions = questions_from_event(job_event.event)
@@ -541,7 +550,7 @@ class TaskUpdateBuilder:
         remainder = streamed.diff.find_remainder(artifact.parts)
         if remainder is None:
             return [self._build_artifact_update(artifact, append=False, last=True)]
-        if not remainder and streamed.is_ended:
+        if not remainder and (streamed.is_ended or (self._has_own_artifacts and not streamed.diff.ends_with_text)):
             return []
         last_parts = remainder or (Part(kind="text", text=""),)
         return [self._build_artifact_update(replace(artifact, parts=last_parts), append=True, last=True)]

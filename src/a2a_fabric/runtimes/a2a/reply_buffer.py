@@ -76,7 +76,7 @@ class ArtifactBuffer:
         self.size = 0
         self._emits_events = emits_events  # whether the caller wants events
         self._names_artifacts = names_artifacts  # whether tokens say which artifact they belong to
-        self._header = A2AArtifact(id=artifact_id)  # the newest piece, without its parts
+        self._header = self._piece = A2AArtifact(id=artifact_id)  # all that was said of it; the newest piece
         self._parts: list[Part] = []
         self._pieces: list[str] = []  # text that continues the last part
         self._emitted_length = 0  # characters of its text
@@ -125,7 +125,7 @@ class ArtifactBuffer:
 
     def _update_header(self, piece: A2AArtifact) -> None:
         """A later piece may leave out what an earlier one said."""
-        known = self._header
+        known, self._piece = self._header, piece
         self._header = A2AArtifact(
             id=known.id,
             name=piece.name or known.name,
@@ -143,9 +143,11 @@ class ArtifactBuffer:
     def _mark_last(self, *, is_last: bool) -> dict[str, bool]:
         return {"last_chunk": True} if is_last and self._names_artifacts else {}
 
-    def _list_names(self) -> dict[str, str]:
+    def _list_names(self) -> dict[str, Any]:
         header = self._header
-        fields = {"artifact_id": header.id, "name": header.name, "description": header.description}
+        fields: dict[str, Any] = {"artifact_id": header.id, "name": header.name, "description": header.description}
+        if self._names_artifacts:
+            fields |= {"metadata": self._piece.metadata, "extensions": list(self._piece.extensions)}
         return {key: value for key, value in fields.items() if value}
 
     def _append(self, part: Part) -> None:

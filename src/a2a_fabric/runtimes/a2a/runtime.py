@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 
 import msgspec
 
@@ -17,7 +19,7 @@ from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2ATaskState, CallersMessage, SendOptions, is_a2a
-from a2a_fabric.runtimes.a2a.client import EXTENSION_HEADERS, RequestOptions, public_address
+from a2a_fabric.runtimes.a2a.client import EXTENSION_HEADERS, A2AClient, RequestOptions, public_address
 from a2a_fabric.runtimes.a2a.connection import (
     A2AConnection,
     A2AEndpoint,
@@ -65,6 +67,7 @@ class A2ARuntime:
         self._must_always_stream = False  # the agent cannot list its tasks, so only a stream tells their ids
         self._refuses_push = False  # although its card announces push notifications
         self._loses_pushes = False
+        self._calls_by_client: Counter[A2AClient] = Counter()  # a client is closed only after its last call
         self._dead_urls: set[str] = set()  # of interfaces in the card that did not answer
         self.health_reason: str | None = None
 
@@ -72,7 +75,8 @@ class A2ARuntime:
         connection = await self._get_connection()
         while True:
             try:
-                return await self._run_call(connection, call, emit)
+                async with self._use_client(connection.client):
+                    return await self._run_call(connection, call, emit)
             except FabricError as exc:
                 exc.details.setdefault("agent_id", self._manifest.agent_id)
                 if isinstance(exc, AgentOffline) or upstream_reason(exc) in UNKNOWN_METHOD_REASONS:
@@ -153,9 +157,25 @@ class A2ARuntime:
         previous = self._connection
         self._connection = connection = await connect(self._endpoint, self._context, previous, self._dead_urls)
         self._is_stale = False
-        if previous is not None and previous.client is not connection.client:
-            await previous.client.aclose()
+        if previous is not None:
+            await self._close_if_unused(previous.client)
         return connection
+
+    @asynccontextmanager
+    async def _use_client(self, client: A2AClient) -> AsyncIterator[None]:
+        """Keeps a client open, though the next calls may go to another interface already."""
+        self._calls_by_client[client] += 1
+        try:
+            yield
+        finally:
+            self._calls_by_client[client] -= 1
+            await self._close_if_unused(client)
+
+    async def _close_if_unused(self, client: A2AClient) -> None:
+        is_current = self._connection is not None and self._connection.client is client
+        if not is_current and not self._calls_by_client[client]:
+            del self._calls_by_client[client]
+            await client.aclose()
 
     def _on_connect_done(self, future: asyncio.Future[A2AConnection]) -> None:
         self._pending_connection = None
@@ -185,7 +205,7 @@ class A2ARuntime:
             await follower.run(streaming=connection.card.streaming and wants_stream)
         except BaseException as exc:
             if listener.is_caller_gone or not isinstance(exc, FabricError):  # the caller has left
-                self._abandon(follower)
+                self._abandon(follower, connection.client)
                 raise
             if call.answers and upstream_reason(exc) in TASK_LOST_REASONS and follower.buffer.state == "unknown":
                 raise unknown_continuation() from exc
@@ -319,12 +339,13 @@ class A2ARuntime:
         await connection.client.cancel(message.task_id, _request_options(call))
         raise BadInput("The agent's question was cancelled, and its task with it", field="answers")
 
-    def _abandon(self, follower: TaskFollower) -> None:
+    def _abandon(self, follower: TaskFollower, client: A2AClient) -> None:
         """Cancels the agent's task in the background, so that the caller does not wait for it."""
 
         async def abandon() -> None:
             try:
-                await follower.abandon()
+                async with self._use_client(client):
+                    await follower.abandon()
             finally:
                 self._must_always_stream = self._must_always_stream or follower.cannot_list_tasks
 
