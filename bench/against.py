@@ -33,7 +33,8 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
         processes.wait_for(mcp_server.port)
         uri = f"http://127.0.0.1:{mcp_server.port}/mcp"
         port = http_agent.port
-        manifests = calls.manifests(port) + mcp_rows.manifests(uri) + a2a_rows.MANIFEST.format(port=port)
+        mcp_manifests = mcp_rows.manifests(uri, cores.load)
+        manifests = calls.manifests(port) + mcp_manifests + a2a_rows.MANIFEST.format(port=port)
         sources: dict[str, Path | None] = {"this code": ROOT / "src", revision: other / "src"}
         pairs: dict[str, list[Row]] = {}
         for name, source in sources.items():
@@ -65,6 +66,10 @@ def _rows(name: str, node: ServerProcess) -> list[Row]:
         Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
         Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),
         Row(name, *node, stateless(port, "/mcp", "old_add", TOKEN), "MCP, stateless to handshake"),
+        Row(name, *node, stateless(port, "/mcp", "events_add", TOKEN), "MCP, stateless to handshake, events"),
+        Row(name, *node, stateless(port, "/mcp", "pipe_add", TOKEN), "MCP, stateless to stdio"),
+        Row(name, *node, stateless(port, "/agents/events/mcp", "add", TOKEN), "MCP, bridge to handshake"),
+        Row(name, *node, stateless(port, "/agents/pipe/mcp", "add", TOKEN), "MCP, bridge to stdio"),
         Row(name, *node, a2a_rows.repeat_message(port, a2a_rows.AGENT_PATH, TOKEN), "A2A, a durable task"),
     ]
 

@@ -27,13 +27,19 @@ class NotInstalled(Exception):
     """FastMCP cannot be installed; the text says why."""
 
 
+def stdio_upstream(core: int | None) -> list[str]:
+    """The command of the upstream as a program, pinned to this core."""
+    return [sys.executable, "-m", "bench.mcp_upstream", "stdio", "" if core is None else str(core)]
+
+
 @contextmanager
-def proxy(upstream: str, core: int | None) -> Iterator[processes.ServerProcess]:
-    """Raises NotInstalled."""
+def proxy(upstream: str, core: int | None, *, reused: bool = False) -> Iterator[processes.ServerProcess]:
+    """`upstream` is an address, or a command as JSON. Raises NotInstalled."""
     interpreter = _python()
     with tempfile.TemporaryDirectory() as empty:
         env = {"SSL_CERT_FILE": "", "SSL_CERT_DIR": empty}
-        with processes.module("bench.mcp_fastmcp_proxy", upstream, core=core, env=env, python=interpreter) as served:
+        argv = (upstream, "reused") if reused else (upstream,)
+        with processes.module("bench.mcp_fastmcp_proxy", *argv, core=core, env=env, python=interpreter) as served:
             yield served
 
 

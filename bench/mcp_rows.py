@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,11 +24,25 @@ _MANIFESTS = """\
   runtime: mcp
   endpoint: {{transport: http, uri: '{uri}', era: handshake}}
   trust_tier: org
+- agent_id: events
+  runtime: mcp
+  endpoint: {{transport: http, uri: '{events_uri}', era: handshake}}
+  trust_tier: org
+- agent_id: pipe
+  runtime: mcp
+  endpoint: {{transport: stdio, command: {command}, cwd: '{folder}', era: handshake}}
+  trust_tier: org
 """
 
 
-def manifests(uri: str) -> str:
-    return _MANIFESTS.format(uri=uri)
+def manifests(uri: str, core: int | None) -> str:
+    """The upstream at this address, in both eras, and on stdio, as a program on this core."""
+    return _MANIFESTS.format(
+        uri=uri,
+        events_uri=uri.replace("/mcp", "/events"),
+        command=json.dumps(mcp_fastmcp.stdio_upstream(core)),
+        folder=mcp_fastmcp.HOME.parent,
+    )
 
 
 def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
@@ -54,8 +69,8 @@ def _rows(cores: Cores) -> Iterator[tuple[list[Row], dict[str, str]]]:
         with (
             processes.module("bench.mcp_sdk_server", core=cores.gateway) as sdk,
             processes.module("bench.mcp_forwarder", uri, core=cores.gateway) as bare,
-            processes.node(manifests(uri), cores.gateway) as node,
-            _fastmcp(uri, cores.gateway) as (theirs, absent),
+            processes.node(manifests(uri, cores.load), cores.gateway) as node,
+            _fastmcp(uri, cores) as (theirs, absent),
         ):
             yield [*_without_a_gateway(upstream, sdk, bare), *_through(node), *theirs], absent
 
@@ -79,21 +94,38 @@ def _through(node: ServerProcess) -> list[Row]:
         Row("fabric node, handshake, one agent", *node, handshake(port, "/agents/new/mcp", "add", TOKEN), OLD),
         Row("fabric node, 2026-07-28 to handshake", *node, stateless(port, "/mcp", "old_add", TOKEN), NEW),
         Row("fabric node, handshake to handshake", *node, handshake(port, "/mcp", "old_add", TOKEN), OLD),
+        Row("fabric node, handshake to handshake, events", *node, handshake(port, "/mcp", "events_add", TOKEN), OLD),
+        Row("fabric node, handshake to stdio", *node, handshake(port, "/mcp", "pipe_add", TOKEN), OLD),
+        Row("fabric node, bridge to handshake", *node, stateless(port, "/agents/events/mcp", "add", TOKEN), NEW),
+        Row("fabric node, bridge to stdio", *node, stateless(port, "/agents/pipe/mcp", "add", TOKEN), NEW),
     ]
 
 
 @contextmanager
-def _fastmcp(uri: str, core: int | None) -> Iterator[tuple[list[Row], dict[str, str]]]:
+def _fastmcp(uri: str, cores: Cores) -> Iterator[tuple[list[Row], dict[str, str]]]:
+    """The proxy as it comes, and with a client that it uses again for all calls."""
     try:
-        with mcp_fastmcp.proxy(uri, core) as (port, pid):
-            new, old = stateless(port, "/mcp", "add"), handshake(port, "/mcp", "add")
-            rows = [
-                Row(f"{FASTMCP}, 2026-07-28", port, pid, new, NEW, is_foreign=True),
-                Row(f"{FASTMCP}, handshake", port, pid, old, OLD, is_foreign=True),
-            ]
-            yield rows, {}
+        with (
+            mcp_fastmcp.proxy(uri, cores.gateway) as plain,
+            mcp_fastmcp.proxy(uri, cores.gateway, reused=True) as reused,
+            mcp_fastmcp.proxy(json.dumps(mcp_fastmcp.stdio_upstream(cores.load)), cores.gateway, reused=True) as pipe,
+        ):
+            yield (
+                [
+                    _foreign(f"{FASTMCP}, 2026-07-28", plain, NEW),
+                    _foreign(f"{FASTMCP}, handshake", plain, OLD),
+                    _foreign(f"{FASTMCP}, handshake, reused client", reused, OLD),
+                    _foreign(f"{FASTMCP}, handshake to stdio, reused client", pipe, OLD),
+                ],
+                {},
+            )
     except mcp_fastmcp.NotInstalled as exc:
         yield [], {FASTMCP: f"cannot be installed: {exc}"}
+
+
+def _foreign(name: str, served: ServerProcess, era: str) -> Row:
+    connect = stateless if era == NEW else handshake
+    return Row(name, *served, connect(served.port, "/mcp", "add"), era, is_foreign=True)
 
 
 def _show(rows: list[Row], absent: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import AsyncIterator
+from math import inf
 
 import pytest
 
@@ -78,6 +79,21 @@ async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None
     async with asyncio.timeout(PATIENCE):
         await peer.left.wait()
     await client.aclose()  # does nothing
+
+
+async def test_streams_without_a_deadline_take_no_connection_from_requests_and_end_with_the_client(peer: Peer) -> None:
+    client = OutboundClient(max_connections=1)
+    async with (
+        asyncio.timeout(PATIENCE),
+        client.stream("GET", peer.url("/slow-body"), timeout=inf, limit=LIMIT) as first,
+        client.stream("GET", peer.url("/slow-body"), timeout=inf, limit=LIMIT) as second,
+    ):
+        assert await first.next_chunk() == await second.next_chunk() == b"first"
+        assert (await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)).status == 200
+        await client.aclose()
+        for stream in (first, second):
+            with pytest.raises(Interrupted):
+                await stream.next_chunk()
 
 
 def test_another_event_loop_is_told_to_use_another_client() -> None:

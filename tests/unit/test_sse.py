@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.outbound.port import ReplyTooLarge
-from a2a_fabric.outbound.sse import iter_event_data
+from a2a_fabric.outbound.sse import SSEParser, iter_event_data
 
 LIMIT = 1000
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -95,6 +95,19 @@ def test_an_event_may_be_as_large_as_the_limit_and_no_larger() -> None:
     assert parse(b"data: 12\ndata: 34\n\n", limit=5) == [b"12\n34"]
     assert parse(b"data: 123456\n\n", limit=5) == ["too large"]
     assert parse(b"data: 123\ndata: 45\n\n", limit=5) == ["too large"]
+
+
+def test_names_and_ids_and_pauses_are_known_when_an_event_is_handed_out() -> None:
+    events = SSEParser(LIMIT)
+    seen = []
+    for chunk in (
+        b"event: greeting\nid: 1\nretry: 250\ndata: a\n\n",
+        b"data: b\n\n",
+        b"id: 2\n\nretry: soon\nevent: bye\n",
+        b"data: c\n\n",
+    ):
+        seen += [(data, events.event_name, events.last_id, events.retry) for data in events.feed(chunk)]
+    assert seen == [(b"a", "greeting", "1", 0.25), (b"b", "", "1", 0.25), (b"c", "bye", "2", 0.25)]
 
 
 @pytest.mark.parametrize("flood", [b"x", b"data:\n", b"data:\r", b": x", b"data: y\r\n"])

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import inf
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -40,6 +41,9 @@ class DeadlineSweep:
         self._is_scheduled = False
 
     def start(self, target: Expirable, timeout: float) -> None:
+        """An infinite timeout never expires, and costs nothing."""
+        if timeout == inf:
+            return
         if timeout < _SHORT_TIMEOUT:
             target.timer = self.loop.call_later(max(0.0, timeout), target.expire)
             return

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import cache
 from ipaddress import ip_address
+from math import inf
 from ssl import SSLContext
 from types import TracebackType
 from typing import NamedTuple
@@ -149,6 +150,9 @@ class ConnectionPool:
     A slot is the right to have one connection. It is taken before connecting and returned when the connection
     is closed; if a request is queued, the slot goes straight to it. So idle connections and free slots exist
     only while the queue is empty.
+
+    A stream without a deadline gets a connection of its own, outside the slots, which is closed after it: such
+    streams stay open for hours, and would leave no connections for the requests of others.
     """
 
     def __init__(
@@ -161,6 +165,7 @@ class ConnectionPool:
         self._slots = max_connections
         self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()
         self._connections: set[Connection] = set()
+        self._unpooled: set[Connection] = set()  # of streams without a deadline
         self._idle: dict[Connection, float] = {}  # idle since when; oldest first
         self._queue: deque[tuple[Origin, asyncio.Future[Connection | None]]] = deque()
         self._is_closed = False
@@ -194,23 +199,31 @@ class ConnectionPool:
                 return connection
             connection.discard()
 
+    async def open_unpooled(self, origin: Origin) -> Connection:
+        """A connection for one stream without a deadline. Raises ConnectFailed."""
+        connection = await self._connect(origin)
+        self._unpooled.add(connection)
+        return connection
+
     async def aclose(self) -> None:
         self._is_closed = True
         while self._queue:
             waiter = self._queue.popleft()[1]
             if not waiter.done():
                 waiter.set_exception(ConnectFailed("The client is closed"))
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._unpooled]:
             connection.close(Interrupted("The client was closed"))
         for _ in range(CLOSING_STEPS):
-            if self._connections:
+            if self._connections or self._unpooled:
                 await asyncio.sleep(0)
 
     # Called by connections
 
     def on_free(self, connection: Connection) -> None:
         origin: Origin = connection.origin
-        if self._queue:
+        if connection in self._unpooled:
+            connection.discard()
+        elif self._queue:
             self._assign_to_waiter(connection)
         elif len(origin.idle) >= MAX_IDLE_PER_ORIGIN:
             connection.discard()
@@ -222,6 +235,7 @@ class ConnectionPool:
                 self._loop.call_later(self._idle_timeout, self._sweep)
 
     def on_closed(self, connection: Connection) -> None:
+        self._unpooled.discard(connection)
         if connection not in self._connections:
             return  # the connection never held a slot
         self._connections.remove(connection)
@@ -283,15 +297,19 @@ class ConnectionPool:
     async def _open_connection(self, origin: Origin) -> Connection:
         """Open a connection; the caller has taken a slot. If opening fails, the slot is returned."""
         try:
-            if self._is_closed:
-                raise ConnectFailed("The client is closed")
-            connection = await self._connector.connect(
-                origin.url, lambda: Connection(self._loop, self._deadlines, self, origin)
-            )
+            connection = await self._connect(origin)
         except BaseException:
             self._return_slot()
             raise
         self._connections.add(connection)
+        return connection
+
+    async def _connect(self, origin: Origin) -> Connection:
+        if self._is_closed:
+            raise ConnectFailed("The client is closed")
+        connection = await self._connector.connect(
+            origin.url, lambda: Connection(self._loop, self._deadlines, self, origin)
+        )
         if self._is_closed:
             connection.discard()
             raise ConnectFailed("The client is closed")
@@ -449,7 +467,10 @@ class OutboundClient:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
     ) -> tuple[Connection, asyncio.Future[HTTPStreamedReply]]:
         prepared, head = self._render_head(method, url, headers, body, timeout)
-        connection = self._pool.take_idle(prepared.origin)
+        if timeout == inf:
+            connection: Connection | None = await self._pool.open_unpooled(prepared.origin)
+        else:
+            connection = self._pool.take_idle(prepared.origin)
         if connection is None:
             connection, timeout = await self._get_connection(prepared.origin, timeout)
         return connection, connection.send(head, body, limit, timeout, prepared.is_head, True)

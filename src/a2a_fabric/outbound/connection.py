@@ -56,16 +56,18 @@ class HTTPStreamedReply:
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        while True:
-            if self._parts:
-                yield self._pop_chunk()
-            elif self._error is not None:
+    async def next_chunk(self) -> bytes:
+        while not self._parts:
+            if self._error is not None:
                 raise copy(self._error)  # a traceback on the original would refer back to this frame
-            elif self._has_ended:
-                return
-            else:
-                await self._wait_for_data()
+            if self._has_ended:
+                return b""
+            await self._wait_for_data()
+        return self._pop_chunk()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while chunk := await self.next_chunk():
+            yield chunk
 
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])

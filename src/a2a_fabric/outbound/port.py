@@ -46,6 +46,10 @@ class StreamedReply(Protocol):
     status: int
     headers: Mapping[str, str]
 
+    async def next_chunk(self) -> bytes:
+        """The next part of the body, as it arrives; empty at its end. Raises as `chunks` does."""
+        ...
+
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises OutboundError, ReplyTooLarge included."""
         ...
@@ -90,7 +94,10 @@ class HTTPClient(Protocol):
         timeout: float,
         limit: int,
     ) -> AbstractAsyncContextManager[StreamedReply]:
-        """Send a request; the block gets the reply as soon as its head has arrived. Leaving the block ends it."""
+        """Send a request; the block gets the reply as soon as its head has arrived. Leaving the block ends it.
+
+        With an infinite `timeout` the stream stays open until one side ends it. It gets a connection of its own.
+        """
         ...
 
     async def aclose(self) -> None: ...

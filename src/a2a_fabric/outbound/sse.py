@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from a2a_fabric.outbound.port import ReplyTooLarge
 
 _DATA_FIELD = b"data"
+_MAX_DIGITS = 12
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -26,8 +27,9 @@ async def iter_event_data(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncG
 
 
 class SSEParser:
-    """The `data` of events as chunks of a stream come in; comments, ids and names are skipped.
+    """The `data` of events as chunks of a stream come in; comments are skipped.
 
+    `event_name` is that of the event handed out last, `last_id` and `retry` are the last that the stream named.
     One event holds at most `limit` bytes: beyond that, ReplyTooLarge.
     """
 
@@ -35,6 +37,21 @@ class SSEParser:
         self._limit = limit
         self._splitter = _LineSplitter()
         self._buffer = _EventBuffer(limit)
+
+    @property
+    def event_name(self) -> str:
+        """Empty for an event without a name."""
+        return self._buffer.event_name.decode(errors="replace")
+
+    @property
+    def last_id(self) -> str:
+        """Empty if no event had an id."""
+        return self._buffer.last_id.decode(errors="replace")
+
+    @property
+    def retry(self) -> float | None:
+        """The seconds to wait before the stream is opened again."""
+        return self._buffer.retry
 
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """The events that are complete now; take them before feeding the next chunk."""
@@ -47,6 +64,7 @@ class SSEParser:
             and not self._splitter.pending
             and self._buffer.is_empty
         ):
+            self._buffer.event_name = b""
             return (chunk[6:-2],)
         return self._parse_chunk(chunk)
 
@@ -99,11 +117,15 @@ class _EventBuffer:
         self._data: list[bytes] = []
         self._size = 0  # of the lines and of the line feeds between them
         self._is_first_line = True
+        self._name = b""  # of the event that is being read
+        self.event_name = b""
+        self.last_id = b""
+        self.retry: float | None = None
 
     @property
     def is_empty(self) -> bool:
-        """No data yet, and past the first line, which may begin with a byte order mark."""
-        return not self._data and not self._is_first_line
+        """No data and no name yet, and past the first line, which may begin with a byte order mark."""
+        return not self._data and not self._name and not self._is_first_line
 
     def add(self, line: bytes) -> bytes | None:
         """The event's data if this line ends it."""
@@ -112,10 +134,17 @@ class _EventBuffer:
             line = line.removeprefix(_BYTE_ORDER_MARK)
             self._is_first_line = False
         if not line:
+            self.event_name, self._name = self._name, b""
             return self._pop() if self._data else None
         name, _, value = line.partition(b":")
         if name == _DATA_FIELD:
             self._append(value.removeprefix(b" "))
+        elif name == b"event":
+            self._name = value.removeprefix(b" ")
+        elif name == b"id":
+            self.last_id = value.removeprefix(b" ")
+        elif name == b"retry" and value.strip().isdigit():
+            self.retry = int(value[:_MAX_DIGITS]) / 1000
         return None
 
     def check_line(self, length: int) -> None:

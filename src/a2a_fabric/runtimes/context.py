@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
@@ -45,7 +44,6 @@ class RuntimeContext:
     mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
     threads: WorkerThreads | None = None  # where Python agents run functions that are not async
     toolbox: Toolbox | None = None  # what built-in tools work with
-    bearer: BearerSource | None = None  # the token that `http` sends, for runtimes that connect by themselves
     callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
     on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
     on_prompts_resources_changed: Callable[[], None] = _ignore

@@ -360,7 +360,6 @@ class PerPrincipalRuntime:
         context = replace(
             self._context,
             http=BearerClient(self._context.http, bearer, self._settings.uri),
-            bearer=bearer,
             on_capabilities_changed=on_changed,
             on_prompts_resources_changed=on_items_changed,
         )

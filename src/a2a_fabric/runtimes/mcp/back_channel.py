@@ -14,7 +14,8 @@ import re
 
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError
-from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor
+from a2a_fabric.runtimes.mcp.sessions import McpConnection
+from a2a_fabric.runtimes.mcp.supervisor import McpConnectionSupervisor
 
 _log = logging.getLogger(__name__)
 

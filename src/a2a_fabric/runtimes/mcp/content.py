@@ -79,6 +79,29 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
 
+_decode_tool_reply = msgspec.json.Decoder(ToolReply).decode
+
+
+def read_plain_reply(result: msgspec.Raw) -> ToolReply | None:
+    """A complete reply that consists of text, as most do. None for any other, which the SDK's types have to check."""
+    try:
+        reply = _decode_tool_reply(result)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    is_plain = (
+        bool(reply.content) and reply.result_type == "complete" and _is_object_or_absent(reply.structured_content)
+    )
+    return reply if is_plain and all(map(_is_plain_text, reply.content)) else None
+
+
+def _is_plain_text(block: McpContentBlock) -> bool:
+    return block.type == "text" and block.text is not None and block.annotations is None
+
+
+def _is_object_or_absent(value: Any) -> bool:
+    return value is msgspec.UNSET or value is None or isinstance(value, dict)
+
+
 def capabilities_from_tools(tools: Sequence[Tool]) -> tuple[Capability, ...]:
     """Every tool as a capability. Any tool may report progress, so all of them stream."""
     return tuple(_capability_from_tool(tool) for tool in tools if 0 < len(tool.name) <= _NAME_LENGTH)
@@ -237,10 +260,13 @@ def event_from_notification(method: str, params: dict[str, Any], progress_filter
         total, message = params.get("total"), params.get("message")
         known_total = float(total) if isinstance(total, int | float) else None
         return progress_filter.make_event(float(done), known_total, message if isinstance(message, str) else None)
-    if method == "notifications/message":
-        logger = params.get("logger")
-        return make_log_event(str(params.get("level", "info")), params.get("data"), str(logger) if logger else None)
-    return None
+    return event_from_log(params) if method == "notifications/message" else None
+
+
+def event_from_log(params: dict[str, Any]) -> Event:
+    """The parameters of a log notification as an event."""
+    logger = params.get("logger")
+    return make_log_event(str(params.get("level", "info")), params.get("data"), str(logger) if logger else None)
 
 
 def summarize_validation_error(error: ValidationError) -> str:

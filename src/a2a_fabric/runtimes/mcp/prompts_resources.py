@@ -39,6 +39,7 @@ from a2a_fabric.protocols.mcp.runtime_ports import EMPTY_LISTING, Entries, Promp
 from a2a_fabric.protocols.mcp.wire import RESOURCE_NOT_FOUND
 from a2a_fabric.runtimes.mcp.back_channel import McpBackChannel, lacks_back_channel
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
+from a2a_fabric.runtimes.mcp.dispatcher import current_request
 from a2a_fabric.runtimes.mcp.questions import (
     CONTINUATION_PREFIX,
     McpPendingQuestions,
@@ -48,7 +49,8 @@ from a2a_fabric.runtimes.mcp.questions import (
     make_progress_callback,
     to_input_required,
 )
-from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor, current_request
+from a2a_fabric.runtimes.mcp.sessions import McpConnection
+from a2a_fabric.runtimes.mcp.supervisor import McpConnectionSupervisor
 from a2a_fabric.runtimes.mcp.transports import call_headers
 
 _log = logging.getLogger(__name__)

@@ -6,12 +6,13 @@ during a call, the question is the call's result; a call over a session stays pe
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import mcp_types as types
 import msgspec
@@ -20,7 +21,7 @@ from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import x_mcp_header_map
-from msgspec import Meta
+from msgspec import Meta, Raw
 from pydantic import ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
@@ -42,7 +43,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.protocols.mcp.content import can_show_apps
-from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, StdioTunnel, Tunnel
+from a2a_fabric.protocols.mcp.runtime_ports import Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.mcp.back_channel import McpBackChannel, lacks_back_channel
 from a2a_fabric.runtimes.mcp.content import (
@@ -51,9 +52,11 @@ from a2a_fabric.runtimes.mcp.content import (
     error_from_rpc_error,
     error_from_tool_reply,
     manifest_from_server,
+    read_plain_reply,
     result_from_tool_reply,
     summarize_validation_error,
 )
+from a2a_fabric.runtimes.mcp.dispatcher import current_request
 from a2a_fabric.runtimes.mcp.prompts_resources import McpPromptResourceProvider
 from a2a_fabric.runtimes.mcp.questions import (
     CONTINUATION_PREFIX,
@@ -66,16 +69,19 @@ from a2a_fabric.runtimes.mcp.questions import (
     result_from_input_required,
     result_from_url_error,
 )
-from a2a_fabric.runtimes.mcp.sessions import Era, McpConnection, McpConnectionSupervisor, McpTransport, current_request
+from a2a_fabric.runtimes.mcp.sessions import Era, McpConnection
 from a2a_fabric.runtimes.mcp.sse import McpSseTransport
 from a2a_fabric.runtimes.mcp.stateless import StatelessCaller, ToolRequest
+from a2a_fabric.runtimes.mcp.stdio import McpStdioTransport
+from a2a_fabric.runtimes.mcp.supervisor import McpConnectionSupervisor
 from a2a_fabric.runtimes.mcp.tasks import McpTaskFollower, check_task_id, find_created_task, make_task_request
 from a2a_fabric.runtimes.mcp.transports import (
     McpHttpTarget,
     McpHttpTransport,
-    McpStdioTransport,
+    McpTransport,
     call_headers,
 )
+from a2a_fabric.runtimes.mcp.tunnels import build_tunnel
 from a2a_fabric.runtimes.programs import RestartPolicy, build_program
 
 _log = logging.getLogger(__name__)
@@ -128,13 +134,21 @@ def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
 def build_http_target(endpoint: McpServerEndpoint, context: RuntimeContext) -> McpHttpTarget | None:
     if endpoint.uri is None:
         return None
-    return McpHttpTarget(
-        uri=endpoint.uri,
-        headers=endpoint.headers,
-        reply_bytes=context.reply_bytes,
-        guard=context.guard,
-        bearer=context.bearer,
-    )
+    uri, headers = _move_credentials(endpoint.uri, endpoint.headers)
+    return McpHttpTarget(uri=uri, headers=headers, reply_bytes=context.reply_bytes)
+
+
+def _move_credentials(uri: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """A user name and a password in the address become a header: our HTTP client sends no address that has any."""
+    parts = urlsplit(uri)
+    credentials, separator, host = parts.netloc.rpartition("@")
+    if not separator:
+        return uri, headers
+    user, _, password = credentials.partition(":")
+    basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    has_own = "authorization" in {name.lower() for name in headers}
+    own_headers = headers if has_own else {**headers, "authorization": f"Basic {basic}"}
+    return urlunsplit(parts._replace(netloc=host)), own_headers
 
 
 def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
@@ -153,7 +167,7 @@ def make_transport_factory(
     if target is not None and endpoint.transport == "sse":
         return lambda: McpSseTransport(target, context.http)
     if target is not None:
-        return lambda: McpHttpTransport(target)
+        return lambda: McpHttpTransport(target, context.http)
     program = build_program(
         context,
         agent_id,
@@ -216,11 +230,14 @@ class McpRuntime:
         return add_notes(result, describe_unbound_attachments(call.input, arguments, tool))
 
     async def _call_tool(self, call: Call, emit: Emit) -> Result:
-        """Plain calls of a known stateless server take the fast path: our HTTP client enforces their deadline."""
+        """Plain calls of a known server take a fast path. Without a session, our client enforces their deadline."""
         caller, connection = self._stateless_caller, self._supervisor.current
-        if caller is None or connection is None or not self._has_listed_tools or call.answers or call.response.stream:
+        if connection is None or not self._has_listed_tools or call.answers or call.response.stream:
             with Deadline(call.target.timeout_ms / 1000):
                 return await self._call_on_slow_path(call, emit)
+        if caller is None:
+            with Deadline(call.target.timeout_ms / 1000):
+                return await self._call_directly(connection, call, emit)
         request = ToolRequest(*self._bind_arguments(call))
         if self._back_channel.is_needed(request.tool):
             with Deadline(call.target.timeout_ms / 1000):
@@ -231,10 +248,43 @@ class McpRuntime:
             return self._result_from_reply(reply, request.tool)
         with Deadline(ends_at - time.monotonic()):
             if not isinstance(reply, UpstreamRpcError) and reply.task_id is not None:
-                return self._result_from_reply(await self._follow_task(reply, request.tool, call, emit), request.tool)
+                task_id = check_task_id(reply.task_id)
+                return self._result_from_reply(await self._follow_task(task_id, request.tool, call, emit), request.tool)
             if isinstance(reply, UpstreamRpcError):
                 self._drop_unknown_session(connection, reply)
             return await self._retry_once(reply, request, call, emit)
+
+    def _is_stateless(self, connection: McpConnection) -> bool:
+        """Whether calls need no session."""
+        return self._target is not None and connection.era == "stateless"
+
+    async def _call_directly(self, connection: McpConnection, call: Call, emit: Emit) -> Result:
+        """A plain call over the session. Its task waits for the reply until there is something to ask or to follow."""
+        request = ToolRequest(*self._bind_arguments(call))
+        if self._is_stateless(connection) or connection.transport.is_ending or request.tool in self._task_tools:
+            return await self._call_on_slow_path(call, emit)
+        headers = make_propagation_headers(call)
+        meta = {"traceparent": headers["traceparent"], **chain_to_metadata(call.delegation_chain)}
+        params = {"name": request.tool, "arguments": request.arguments, "_meta": meta}
+        capabilities = make_call_capabilities(may_ask=self._may_ask, shows_apps=can_show_apps(call))
+        reply = await connection.call_directly(request.tool, params, headers, capabilities, call.auth)
+        outcome: ToolOutcome
+        if isinstance(reply, PendingMcpRequest):
+            outcome = await self._wait_for_outcome(reply, call, emit)
+        elif isinstance(reply, Raw) and (plain_reply := read_plain_reply(reply)) is not None:
+            if not plain_reply.is_error:
+                return self._result_from_reply(plain_reply, request.tool)
+            outcome = plain_reply
+        else:
+            checked = connection.read_reply("tools/call", reply)
+            task_id = find_created_task(checked)
+            if task_id is not None:
+                outcome = await self._follow_task(task_id, request.tool, call, emit)
+            else:
+                outcome = _parse_tool_reply(checked) if isinstance(checked, dict) else checked
+        if isinstance(outcome, UpstreamRpcError):
+            self._drop_unknown_session(connection, outcome)
+        return await self._retry_once(outcome, request, call, emit)
 
     async def _call_on_slow_path(self, call: Call, emit: Emit) -> Result:
         tool, arguments = await self._prepare_tool_call(call)
@@ -332,11 +382,11 @@ class McpRuntime:
     async def _send_request(self, request: ToolRequest, call: Call, emit: Emit) -> ToolOutcome:
         connection = await self._back_channel.get_connection(request.tool, _start_timeout(call))
         reply: ToolOutcome
-        if self._target is not None and connection.era == "stateless":
+        if self._target is not None and self._is_stateless(connection):
             caller = self._stateless_caller or self._make_stateless_caller(connection, self._target)
             reply = await caller.call(request, call, emit, self._header_maps)
             if isinstance(reply, ToolReply) and reply.task_id is not None:
-                reply = await self._follow_task(reply, request.tool, call, emit)
+                reply = await self._follow_task(check_task_id(reply.task_id), request.tool, call, emit)
         else:
             reply = await self._call_over_session(connection, request, call, emit)
         if isinstance(reply, UpstreamRpcError):
@@ -366,9 +416,9 @@ class McpRuntime:
         self._start(pending, work, headers, connection)
         return await self._wait_for_outcome(pending, call, emit)
 
-    async def _follow_task(self, reply: ToolReply, tool: str, call: Call, emit: Emit) -> ToolOutcome:
-        """The outcome of a call that a stateless server over HTTP answered with a task."""
-        pending, task_id = PendingMcpRequest(call.auth, tool), check_task_id(reply.task_id)
+    async def _follow_task(self, task_id: str, tool: str, call: Call, emit: Emit) -> ToolOutcome:
+        """The outcome of a call that the server answered with a task."""
+        pending = PendingMcpRequest(call.auth, tool)
         self._start(pending, self._task_follower.follow(task_id, pending), make_propagation_headers(call))
         return await self._wait_for_outcome(pending, call, emit)
 
@@ -547,23 +597,12 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         supervisor,
         target,
         context.http,
-        _build_tunnel(None if is_sse else target, make_transport),
+        build_tunnel(None if is_sse else target, make_transport),
         prompts_and_resources,
         pending_questions,
         back_channel,
         may_ask=endpoint.answer_timeout > 0,
     )
-
-
-def _build_tunnel(target: McpHttpTarget | None, make_transport: Callable[[], McpTransport]) -> Tunnel:
-    """Without a `target` for plain requests, clients talk with the server over message streams of their own."""
-
-    def start() -> Any:
-        return make_transport().open(asyncio.Event())
-
-    if target is not None:
-        return HTTPTunnel(uri=target.uri, headers=target.headers, reply_bytes=target.reply_bytes, open=start)
-    return StdioTunnel(open=start)
 
 
 plugin = RuntimePlugin(build=build)

@@ -1,10 +1,8 @@
-"""The session with an MCP server: one connection, owned by one task, and the supervisor that reopens it.
+"""The session with an MCP server: one connection, owned by one task.
 
-The SDK's cancel scopes belong to the task that entered them. So one task enters transport and
-session, negotiates the era, waits, and leaves; requests may come from any task, because a request
-only touches the session's queues. Messages that the server sends on its own go to the request
-they belong to, or to the log. The supervisor opens the connection on first use and, after a
-failure, again with back-off."""
+One task opens the transport, negotiates the era, waits, and leaves; requests may come from any task. The SDK's
+session is used for what is rare: the handshake, typed lists, the server's questions. Calls go to the dispatcher below
+it. Messages that the server sends on its own go to the request they belong to, or to the log."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from contextvars import ContextVar
-from typing import Any, Literal, Protocol
+from contextvars import Context
+from typing import Any, Literal
 
 import mcp_types as types
-from mcp.client.session import ClientSession, IncomingMessage
+from mcp.client.session import ClientSession
 from mcp.client.subscriptions import Subscription, SubscriptionLost, listen
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -25,9 +23,20 @@ from mcp_types import methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from a2a_fabric.core.errors import AgentOffline, FabricError, NotReached, UpstreamFailed, UpstreamInterrupted
-from a2a_fabric.core.result import Answer, Question
-from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, make_log_event, summarize_validation_error
+from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted
+from a2a_fabric.core.result import Answer, Event, Question
+from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.protocols.mcp.eras import LIST_CHANGES, RESOURCE_UPDATED
+from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, event_from_log, summarize_validation_error
+from a2a_fabric.runtimes.mcp.dispatcher import (
+    McpDispatcher,
+    RawReply,
+    current_request,
+    decode_result,
+    report_progress,
+    to_request_key,
+)
 from a2a_fabric.runtimes.mcp.questions import (
     CLIENT_EXTENSIONS,
     PendingMcpRequest,
@@ -36,7 +45,7 @@ from a2a_fabric.runtimes.mcp.questions import (
     SessionReply,
     response_from_answer,
 )
-from a2a_fabric.runtimes.programs import RestartPolicy
+from a2a_fabric.runtimes.mcp.transports import McpTransport, RpcRequest
 from a2a_fabric.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -50,29 +59,7 @@ RELISTEN_DELAY = 5.0  # seconds after a lost subscription
 
 Era = Literal["handshake", "stateless"]
 
-_LIST_CHANGED = (
-    types.ToolListChangedNotification,
-    types.PromptListChangedNotification,
-    types.ResourceListChangedNotification,
-)
-
-# The request for which something was sent; over HTTP the SDK passes the context on to what belongs to its reply.
-current_request: ContextVar[PendingMcpRequest | None] = ContextVar("mcp_asking", default=None)
-
-
-class McpTransport(Protocol):
-    """A transport to one server; it is opened once."""
-
-    is_ending: bool  # the server will send nothing more; why, is not known yet
-
-    @property
-    def end_reason(self) -> str:
-        """Why it has ended, for people."""
-        ...
-
-    def open(self, ended: asyncio.Event) -> AbstractAsyncContextManager[tuple[Any, Any]]:
-        """The SDK's pair of message streams. Sets `ended` when the server sends nothing more."""
-        ...
+_LIST_CHANGED = frozenset(method for _, method in LIST_CHANGES.values())
 
 
 class McpConnection:
@@ -96,7 +83,7 @@ class McpConnection:
     ) -> None:
         self.name = name
         self.transport = make_transport()
-        self.pending_requests: dict[PendingMcpRequest, None] = {}  # in order
+        self.pending_requests: dict[PendingMcpRequest | _DirectCall, None] = {}  # in order
         self.progress_callbacks: dict[str | int, ProgressFnT] = {}  # of tasks, whose call has been answered already
         self._decline_depth = 0
         self.is_open = False
@@ -108,6 +95,7 @@ class McpConnection:
         self._eras: tuple[Era | None, ...] = (None, "handshake") if era is None else (era,)
         self._make_transport = make_transport
         self.session: ClientSession  # set when it is open
+        self._dispatcher: McpDispatcher  # as long as there is a transport
         self._start_timeout = start_timeout
         self._may_ask = may_ask
         self._on_changed = on_changed
@@ -118,7 +106,8 @@ class McpConnection:
         self._ended = asyncio.Event()
         self._is_retired = False
         self._drain_task: asyncio.Task[None] | None = None
-        self._task = asyncio.ensure_future(self._run())
+        # In an empty context: the connection outlives the call that opens it, and knows nothing of that call.
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
 
     @property
     def failure_reason(self) -> str:
@@ -149,27 +138,78 @@ class McpConnection:
         session._stamp(data, options)
         if capabilities is not None and self.era == "stateless":
             params["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = capabilities
+        headers = options.setdefault("headers", {})
         if method.startswith("tasks/"):  # the SDK knows the names of the protocol's own methods only
-            options.setdefault("headers", {})[MCP_NAME_HEADER] = encode_header_value(params["taskId"])
-        if on_progress is not None:
-            options["on_progress"] = on_progress
-        if request_id is not None:
-            options["request_id"] = request_id
+            headers[MCP_NAME_HEADER] = encode_header_value(params["taskId"])
+        reply = await self._dispatcher.request(method, params, headers, on_progress=on_progress, request_id=request_id)
+        return self.read_reply(method, reply)
+
+    async def call_directly(
+        self,
+        tool: str,
+        params: dict[str, Any],
+        headers: dict[str, str],
+        capabilities: Mapping[str, Any],
+        principal: Principal,
+    ) -> RawReply | PendingMcpRequest:
+        """Call a tool without a task of its own: the caller's task waits for the reply.
+
+        If the server asks a question meanwhile, the call goes on as the request that is returned.
+        """
+        self.session._stamp({"method": "tools/call", "params": params}, CallOptions(headers=headers))
+        if self.era == "stateless":
+            params["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = capabilities
+        direct = _DirectCall(self, principal, tool)
+        request = direct.request = self._dispatcher.start_request("tools/call", params, headers, call=direct)
+        self.pending_requests[direct] = None
+        reply: RawReply | PendingMcpRequest
         try:
-            raw = await session._dispatcher.send_raw_request(method, params, options)
-            if not is_task_result(raw):
-                methods.validate_server_result(method, str(session.protocol_version), raw)
+            reply = await request.reply
+        except asyncio.CancelledError:
+            if isinstance(request.call, PendingMcpRequest):
+                await request.call.cancel(CLOSE_TIMEOUT)
+            else:
+                await self._dispatcher.cancel(request)
+            raise
+        finally:
+            self.pending_requests.pop(direct, None)
+            if request.call is direct:
+                self._dispatcher.finish(request)
+                request.call = None  # each refers to the other, which only the garbage collector would end
+        return reply
+
+    def go_on(self, request: RpcRequest, principal: Principal, tool: str) -> PendingMcpRequest:
+        """Let a request whose caller waits directly go on in a task, because the caller has to be asked something."""
+        pending = PendingMcpRequest(principal, tool)
+        waiter, request.reply, request.call = request.reply, asyncio.get_running_loop().create_future(), pending
+        current_request.set(pending)
+        pending.start(self._wait_for_reply(request), on_end=self.pending_requests.pop)
+        self.pending_requests[pending] = None
+        waiter.set_result(pending)
+        return pending
+
+    async def _wait_for_reply(self, request: RpcRequest) -> SessionReply:
+        return self.read_reply(request.method, await self._dispatcher.wait_for_reply(request))
+
+    def read_reply(self, method: str, reply: RawReply) -> SessionReply:
+        """The result as the protocol has it, or the server's error. Raises UpstreamInterrupted, UpstreamFailed."""
+        if isinstance(reply, UpstreamRpcError):
+            if self.is_closed and reply.code == types.CONNECTION_CLOSED:
+                raise UpstreamInterrupted(self.failure_reason, agent_id=self.name)
+            return reply
+        try:
+            result = decode_result(reply)
+            if not is_task_result(result):
+                methods.validate_server_result(method, str(self.session.protocol_version), result)
         except KeyError:
-            return raw  # a method of an extension, which the SDK does not know
+            return result  # a method of an extension, which the SDK does not know
         except MCPError as error:
-            if self.is_closed and error.code == types.CONNECTION_CLOSED:
-                raise UpstreamInterrupted(self.failure_reason, agent_id=self.name) from error
-            return UpstreamRpcError(error.code, error.message, error.data)
+            raise UpstreamFailed(error.message) from error
         except ValidationError as error:
             raise UpstreamFailed(
                 f"The MCP server's answer does not follow the protocol: {summarize_validation_error(error)}"
             ) from error
-        return raw
+        return result
 
     @contextmanager
     def decline_questions(self) -> Iterator[None]:
@@ -201,7 +241,7 @@ class McpConnection:
         else:
             self.retire()
 
-    async def _drain(self, pending_requests: Sequence[PendingMcpRequest]) -> None:
+    async def _drain(self, pending_requests: Sequence[PendingMcpRequest | _DirectCall]) -> None:
         await asyncio.wait([request.ended for request in pending_requests], timeout=DRAIN_TIMEOUT)
         self.retire()
 
@@ -232,33 +272,38 @@ class McpConnection:
             self._mark_closed()
 
     async def _open_and_wait(self, era: Era | None) -> None:
-        async with (
-            self.transport.open(self._ended) as (incoming, outgoing),
-            self._build_session(incoming, outgoing) as session,
-        ):
-            async with asyncio.timeout(self._start_timeout):
-                self.era = await negotiate(session, era)
-            self.session = session
-            self.is_open = self.was_open = not self.is_closed
-            self._failure_reason = None
-            self._started.set()
-            listen_task = asyncio.ensure_future(self._listen(session))
+        self._dispatcher = dispatcher = McpDispatcher(self.transport, self._on_notification)
+        async with self.transport.open(dispatcher, self._on_transport_ended):
             try:
-                await self._ended.wait()
+                async with self._build_session(dispatcher) as session:
+                    async with asyncio.timeout(self._start_timeout):
+                        self.era = await negotiate(session, era)
+                    self.session = session
+                    self.is_open = self.was_open = not self.is_closed
+                    self._failure_reason = None
+                    self._started.set()
+                    listen_task = asyncio.ensure_future(self._listen(session))
+                    try:
+                        await self._ended.wait()
+                    finally:
+                        self._mark_closed()
+                        await cancel_and_wait(listen_task)
             finally:
-                self._mark_closed()
-                listen_task.cancel()
-                await asyncio.wait([listen_task])
+                await dispatcher.aclose()
 
-    def _build_session(self, incoming: Any, outgoing: Any) -> ClientSession:
+    def _on_transport_ended(self) -> None:
+        """The server sends nothing more. Requests in flight end with the reason, which is known now."""
+        self._ended.set()
+        if self.was_open:
+            self._mark_closed()
+        self._dispatcher.close()
+
+    def _build_session(self, dispatcher: McpDispatcher) -> ClientSession:
         callbacks = SessionCallbacks(self._answer_question)
         return ClientSession(
-            incoming,
-            outgoing,
+            dispatcher=dispatcher,
             client_info=CLIENT,
             extensions=CLIENT_EXTENSIONS,
-            logging_callback=self._on_log,
-            message_handler=self._on_message,
             elicitation_callback=callbacks.elicit if self._may_ask else None,
             sampling_callback=callbacks.sample if self._may_ask else None,
             list_roots_callback=callbacks.list_roots if self._may_ask else None,
@@ -312,21 +357,22 @@ class McpConnection:
                 pass
             await asyncio.sleep(RELISTEN_DELAY)
 
-    async def _on_message(self, message: IncomingMessage) -> None:
-        if isinstance(message, _LIST_CHANGED):
+    async def _on_notification(self, method: str, params: dict[str, Any], request: RpcRequest | None) -> None:
+        if method in _LIST_CHANGED:
             self._on_changed()
-        elif isinstance(message, types.ProgressNotification):
-            params = message.params
-            if (report := self.progress_callbacks.get(params.progress_token)) is not None:
-                await report(params.progress, params.total, params.message)
-        elif isinstance(message, types.ResourceUpdatedNotification):
-            self._on_updated(str(message.params.uri))
+        elif method == "notifications/message":
+            self._on_log(params, request)
+        elif method == "notifications/progress":
+            if (report := self.progress_callbacks.get(to_request_key(params.get("progressToken")))) is not None:
+                await report_progress(report, params)
+        elif method == RESOURCE_UPDATED:
+            self._on_updated(str(params.get("uri")))
 
-    async def _on_log(self, params: types.LoggingMessageNotificationParams) -> None:
-        pending = current_request.get()
+    def _on_log(self, params: dict[str, Any], request: RpcRequest | None) -> None:
+        pending = request.call if request is not None else None
         if pending is None and len(self.pending_requests) == 1:  # over pipes nothing tells to which request it belongs
             (pending,) = self.pending_requests
-        event = make_log_event(params.level, params.data, params.logger)
+        event = event_from_log(params)
         if pending is not None:
             pending.add_event(event)
         else:
@@ -341,14 +387,48 @@ class McpConnection:
         )
         return response_from_answer("", question.kind, Answer(action="decline"))
 
-    def _find_question_target(self) -> PendingMcpRequest | None:
+    def _find_question_target(self) -> PendingMcpRequest | _DirectCall | None:
         """The request that the question belongs to: over HTTP by its stream, else if there is only one caller."""
-        if (pending := current_request.get()) is not None:
+        pending: PendingMcpRequest | _DirectCall | None = current_request.get()
+        if pending is not None:
             return pending
-        if self._decline_depth or len({each.owner for each in self.pending_requests}) != 1:
+        candidates = [each for each in self.pending_requests if not each.ended.done()]
+        if self._decline_depth or len({each.owner for each in candidates}) != 1:
             return None
-        without_questions = [each for each in self.pending_requests if not each.questions]
-        return (without_questions or list(self.pending_requests))[-1]
+        return ([each for each in candidates if not each.questions] or candidates)[-1]
+
+
+class _DirectCall:
+    """A call whose caller waits for the reply itself, until the server asks the first question."""
+
+    __slots__ = ("_connection", "_principal", "_tool", "request")
+    questions: Mapping[str, Question] = {}  # none yet
+
+    def __init__(self, connection: McpConnection, principal: Principal, tool: str) -> None:
+        self.request: RpcRequest  # set when it is sent
+        self._connection = connection
+        self._principal = principal
+        self._tool = tool
+
+    @property
+    def owner(self) -> str:
+        return owner_from_principal(self._principal)
+
+    @property
+    def ended(self) -> asyncio.Future[Any]:
+        return self.request.reply
+
+    def add_event(self, event: Event) -> None:
+        """The caller wants no events."""
+
+    async def ask(self, question: Question) -> QuestionResponse | None:
+        request = self.request
+        if request.call is None or (request.call is self and request.is_answered):  # the call has ended
+            return response_from_answer("", question.kind, Answer(action="cancel"))
+        pending: PendingMcpRequest = (  # the caller's, if another question came first
+            self._connection.go_on(request, self._principal, self._tool) if request.call is self else request.call
+        )
+        return await pending.ask(question)
 
 
 def is_task_result(result: Mapping[str, Any]) -> bool:
@@ -395,152 +475,3 @@ def _iterate_leaves(error: BaseException) -> Iterator[BaseException]:
         return
     for each in error.exceptions:
         yield from _iterate_leaves(each)
-
-
-_CHANGE_INTERVAL = 1.0  # seconds; changes are reported at most this often
-_CHANGE_DELAY = 0.05
-
-
-class McpConnectionSupervisor:
-    """Keeps one connection open, which all calls share."""
-
-    def __init__(
-        self,
-        name: str,
-        make_transport: Callable[[], McpTransport],
-        restart_policy: RestartPolicy,
-        *,
-        era: Era | None,
-        start_timeout: float,
-        on_change: Callable[[], None],
-        on_open: Callable[[], None] = lambda: None,
-        on_resource_updated: Callable[[str], None] = lambda uri: None,
-        may_ask: bool = True,
-    ) -> None:
-        self._name = name
-        self._make_transport = make_transport
-        self._restart_policy = restart_policy
-        self._era = era
-        self._is_era_fixed = era is not None
-        self._start_timeout = start_timeout
-        self._on_change = on_change
-        self._on_open = on_open
-        self._on_resource_updated = on_resource_updated
-        self._may_ask = may_ask
-        self._current: McpConnection | None = None
-        self._connections: set[McpConnection] = set()
-        self._last_opened: McpConnection | None = None
-        self._failures = 0  # in a row
-        self._ready_at = 0.0
-        self._change_timer: asyncio.TimerHandle | None = None
-        self._change_reported_at = 0.0
-        self._is_closed = False
-
-    @property
-    def current(self) -> McpConnection | None:
-        """The connection, if it is open."""
-        return self._current if self._current is not None and self._current.is_open else None
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether a connection is being opened."""
-        return self._current is not None and not self._current.was_open and not self._current.is_closed
-
-    async def get_connection(self, timeout: float | None) -> McpConnection:
-        """An open connection. Raises AgentOffline: at once during the back-off, else after the time-out."""
-        connection = self._current
-        if connection is None or connection.is_closed or connection.transport.is_ending:
-            connection = self._current = self._open()
-        if not connection.is_open:
-            await self._wait_until_open(connection, timeout)
-        if connection is not self._last_opened:
-            self._record_open(connection)
-        return connection
-
-    def check_ready(self) -> None:
-        """Raises AgentOffline during the back-off after a failure."""
-        if self._is_closed:
-            raise AgentOffline(
-                "The MCP server has been stopped, because the node is shutting down", agent_id=self._name
-            )
-        wait = self._ready_at - asyncio.get_running_loop().time()
-        if wait > 0:
-            reason = self._current.failure_reason if self._current is not None else "The MCP server failed"
-            raise AgentOffline(reason + f"; next try in {wait:.1f} s", agent_id=self._name, retry_after=wait)
-
-    def drop(self, connection: McpConnection, *, forget_era: bool = False) -> None:
-        """The server no longer knows this session; the next call opens another."""
-        if forget_era and not self._is_era_fixed:
-            self._era = None
-        connection.retire()
-
-    def switch_to_handshake(self) -> None:
-        """Open connections of the handshake era from now on. Requests that are on their way end as they are."""
-        self._era, self._is_era_fixed = "handshake", True
-        previous, self._current = self._current, None
-        if previous is not None:
-            previous.retire_when_idle()
-
-    async def aclose(self) -> None:
-        self._is_closed = True
-        if self._change_timer is not None:
-            self._change_timer.cancel()
-        if close_tasks := [asyncio.ensure_future(connection.aclose()) for connection in self._connections]:
-            await asyncio.wait(close_tasks)
-
-    def _open(self) -> McpConnection:
-        self.check_ready()
-        connection = McpConnection(
-            self._name,
-            self._make_transport,
-            self._era,
-            self._start_timeout,
-            self._schedule_change_report,
-            self._on_connection_closed,
-            may_ask=self._may_ask,
-            on_updated=self._on_resource_updated,
-        )
-        self._connections = {each for each in self._connections if not each.is_finished} | {connection}
-        return connection
-
-    async def _wait_until_open(self, connection: McpConnection, timeout: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await connection.wait_until_started()
-        except TimeoutError as exc:
-            reason = f"The MCP server is still starting after {timeout:.1f} s"
-            raise NotReached(reason, agent_id=self._name) from exc
-        if not connection.is_open:
-            raise AgentOffline(connection.failure_reason, agent_id=self._name)
-
-    def _record_open(self, connection: McpConnection) -> None:
-        if self._last_opened is not None:
-            self._schedule_change_report()  # a restarted server may offer other tools
-        self._last_opened = connection
-        self._failures = 0
-        self._era = connection.era
-        self._on_open()
-
-    def _on_connection_closed(self, connection: McpConnection) -> None:
-        """Start the back-off if the server did not open. A server that was open is opened again by the next call."""
-        if not connection.has_failed:
-            return
-        if connection.was_open:
-            self._failures, self._ready_at = 1, 0.0
-            return
-        self._failures += 1
-        if not self._is_era_fixed:
-            self._era = None
-        self._ready_at = asyncio.get_running_loop().time() + self._restart_policy.delay(self._failures)
-
-    def _schedule_change_report(self) -> None:
-        """Report changes soon, but at most once per second."""
-        if self._change_timer is None and not self._is_closed:
-            loop = asyncio.get_running_loop()
-            delay = max(_CHANGE_DELAY, self._change_reported_at + _CHANGE_INTERVAL - loop.time())
-            self._change_timer = loop.call_later(delay, self._report_change)
-
-    def _report_change(self) -> None:
-        self._change_timer = None
-        self._change_reported_at = asyncio.get_running_loop().time()
-        self._on_change()

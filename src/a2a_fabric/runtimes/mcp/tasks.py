@@ -20,7 +20,8 @@ from a2a_fabric.core.errors import CallTimeout, UpstreamFailed, UpstreamInterrup
 from a2a_fabric.core.result import status
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
 from a2a_fabric.runtimes.mcp.questions import PendingMcpRequest, SessionReply, read_question
-from a2a_fabric.runtimes.mcp.sessions import Era, McpConnectionSupervisor, is_task_result
+from a2a_fabric.runtimes.mcp.sessions import Era, is_task_result
+from a2a_fabric.runtimes.mcp.supervisor import McpConnectionSupervisor
 from a2a_fabric.runtimes.remote_work import POLL_TIMEOUT, BackgroundCancels, poll_until
 
 _WORKING = "working"

@@ -1,54 +1,136 @@
-"""The transports to an MCP server, Streamable HTTP and stdio, as the message streams that the SDK's session uses.
+"""What a transport to an MCP server is, and the one over Streamable HTTP; `stdio` and `sse` hold the others.
 
-HTTP is the SDK's transport, over a client that confines an error to its own call. The SDK takes a broken
-connection for the end of the whole session. So an HTTP transport below it answers in the server's place, with a
-JSON-RPC error that says what happened. It also bounds the bodies that the SDK reads whole, and adds the trace
-headers of the call.
+A transport sends encoded messages and hands each message of the server to its receiver. It confines an error to
+the request that met it: a request that cannot be answered fails with a JSON-RPC error made in the server's place,
+which says what happened, and the session stays open.
 
-A program is started by the node itself: it gets its own process group, its stderr is kept, its lines are bounded,
-and no process of its group outlives it."""
+Over HTTP every message is one POST by the node's own client. Invariants:
+- A request's POST runs in a task of its own and reads until the request is answered, so its caller may leave.
+- Messages in the reply to a POST belong to its request, whatever id a reply there has.
+- The reply may come by another way (the GET stream); then the task of the POST is cancelled by the receiver.
+- Streams that stay open for hours (GET, `subscriptions/listen`) take none of the connections that calls share.
+- A stream that breaks off is resumed only if the server gave its events ids; the request is never posted twice."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from functools import cache
-from typing import Any
+from math import inf
+from typing import Any, Protocol
+from urllib.parse import urljoin
 
-import anyio
-import httpx2
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, jsonrpc_message_adapter
-from pydantic import ValidationError
+from mcp.shared.dispatcher import ProgressFnT
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.logins import BearerSource
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.outbound.bearer import UNAUTHORIZED
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.port import ConnectFailed
+from a2a_fabric.outbound.guard import parse_url
+from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, ReplyTooLarge, StreamedReply
+from a2a_fabric.outbound.sse import SSEParser, is_event_stream
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
-from a2a_fabric.runtimes.mcp.content import TransportProblem
-from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
+from a2a_fabric.protocols.mcp.wire import (
+    LISTEN_METHOD,
+    POST_HEADERS,
+    SESSION_HEADER,
+    VERSION_HEADER,
+    McpMessage,
+    McpProtocolError,
+    decode_or_none,
+    is_stateless_version,
+    parse_message,
+)
+from a2a_fabric.runtimes.mcp.content import TransportProblem, UpstreamRpcError
+from a2a_fabric.runtimes.upstream import read_bounded
 
 _log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 10.0
-_MAX_QUEUED = 64  # messages in each direction; then the sender waits
-_WRITE_TIMEOUT = 10.0
-_EXIT_TIMEOUT = 2.0
-_MAX_LOGGED_LINES = 10
-MAX_CONNECTIONS = 500
+_POST_TIMEOUT = 24 * 3600.0  # seconds; each call has a deadline of its own
+_DELETE_TIMEOUT = 3.0
+_MAX_REDIRECTS = 5
+_MAX_RESUMES = 2  # failed attempts in a row
+_RESUME_DELAY = 1.0  # seconds, unless the server names another
+_MIN_RESUME_DELAY = 0.05
 _ERROR_BYTES = 64 * 1024
 
-# The headers of the call for which something is sent; the SDK passes the context on to the sending task.
+# As `upstream.STATUS_ERRORS`, in the words of an error that is made in the server's place.
+PROBLEM_BY_STATUS: dict[int, TransportProblem] = {429: "busy", 502: "interrupted", 503: "offline", 504: "interrupted"}
+_LOGIN_HINT = (
+    ": it wants credentials. Set `auth: oauth` in the endpoint if callers sign in there, or a header with a token"
+)
+
+# The headers of the call for which something is sent.
 call_headers: ContextVar[Mapping[str, str] | None] = ContextVar("mcp_call_headers", default=None)
+
+RequestId = str | int
+
+
+class RpcRequest:
+    """A request in flight. The first reply counts; it is the encoded result, or an error."""
+
+    __slots__ = ("call", "id", "method", "on_progress", "reply", "task")
+
+    def __init__(self, request_id: RequestId, method: str, on_progress: ProgressFnT | None, call: Any) -> None:
+        self.id = request_id
+        self.method = method
+        self.on_progress = on_progress
+        self.call = call  # the caller's side, to which the server's questions during the request belong
+        self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None  # that sends the request, if sending takes time
+
+    @property
+    def is_answered(self) -> bool:
+        return self.reply.done()
+
+
+class McpReceiver(Protocol):
+    """Takes what a transport receives."""
+
+    async def receive(self, message: McpMessage, request: RpcRequest | None) -> None:
+        """A message of the server; `request` is known if the message came in the reply to it."""
+        ...
+
+    def fail(self, request: RpcRequest, error: UpstreamRpcError) -> None:
+        """The transport knows that no reply to this request will come."""
+        ...
+
+
+class McpTransport(Protocol):
+    """A transport to one server; it is opened once."""
+
+    is_ending: bool  # the server will send nothing more; why, is not known yet
+
+    @property
+    def end_reason(self) -> str:
+        """Why it has ended, for people."""
+        ...
+
+    @property
+    def cancels_by_closing(self) -> bool:
+        """Whether ending a request's task tells the server that the request is cancelled."""
+        ...
+
+    def open(self, receiver: McpReceiver, on_ended: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        """Calls `on_ended` when the server sends nothing more. Raises AgentOffline."""
+        ...
+
+    def start(
+        self, method: str, body: bytes, headers: Mapping[str, str], request: RpcRequest | None = None
+    ) -> asyncio.Task[None] | None:
+        """Send a message; `method` is empty for a response. The task ends when it is sent, or the request failed.
+
+        None means that it is sent already. Never raises.
+        """
+        ...
+
+
+def make_transport_error(problem: TransportProblem, message: str, status: int | None = None) -> UpstreamRpcError:
+    data = {TROUBLE_KEY: problem, "status": status} if status else {TROUBLE_KEY: problem}
+    return UpstreamRpcError(CONNECTION_CLOSED, message, data)
 
 
 class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,346 +139,238 @@ class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
     uri: str
     headers: Mapping[str, str]
     reply_bytes: int
-    guard: Guard | None = None
-    bearer: BearerSource | None = None
 
 
 class McpHttpTransport:
     """The transport of one session."""
 
     is_ending = False
+    end_reason = "The connection to the MCP server is closed"
 
-    def __init__(self, target: McpHttpTarget) -> None:
-        self._target = target
+    def __init__(self, target: McpHttpTarget, http: HTTPClient) -> None:
+        self._uri = target.uri  # after redirects within the same origin, where they led
+        self._reply_bytes = target.reply_bytes
+        self._http = http  # belongs to the node
+        self._receiver: McpReceiver  # set when it is open
+        self._session_id: str | None = None
+        self._version: str | None = None  # as last sent: messages without a version of their own have the same
+        self._own_headers = {name.lower(): value for name, value in target.headers.items()}
+        self._headers = self._make_headers()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def end_reason(self) -> str:
-        return "The connection to the MCP server is closed"
+    def cancels_by_closing(self) -> bool:
+        return is_stateless_version(self._version)
 
     @asynccontextmanager
-    async def open(self, ended: asyncio.Event) -> AsyncIterator[tuple[Any, Any]]:
-        target = self._target
-        transport: httpx2.AsyncBaseTransport = httpx2.AsyncHTTPTransport(
-            _load_ssl_context(), limits=_LIMITS, trust_env=False
-        )
-        if target.guard is not None:
-            transport = _GuardedTransport(transport, target.guard)
-        if target.bearer is not None:
-            transport = _BearerTransport(transport, target.bearer, httpx2.URL(target.uri))
-        client = httpx2.AsyncClient(
-            transport=_ErrorContainingTransport(transport, target.reply_bytes),
-            headers={"accept-encoding": "identity", **target.headers},
-            timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),  # each call has a deadline of its own
-            trust_env=False,
-        )
-        async with (
-            client,
-            streamable_http_client(target.uri, http_client=client, max_sse_event_size=target.reply_bytes) as streams,
-        ):
-            yield streams
-
-
-_LIMITS = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=100, keepalive_expiry=4.0)
-
-
-@cache
-def _load_ssl_context() -> ssl.SSLContext:
-    """Loaded once: it takes 30 ms, in which the event loop stands still."""
-    return httpx2.create_ssl_context(trust_env=False)
-
-
-_DRAIN_TIMEOUT = 0.1  # seconds
-_DRAIN_CHUNKS = 16
-
-_READABLE_TYPES = ("application/json", "text/event-stream")
-# As `upstream.STATUS_ERRORS`, in the words that go through the SDK.
-PROBLEM_BY_STATUS: dict[int, TransportProblem] = {429: "busy", 502: "interrupted", 503: "offline", 504: "interrupted"}
-
-
-_LOGIN_HINT = (
-    ": it wants credentials. Set `auth: oauth` in the endpoint if callers sign in there, or a header with a token"
-)
-
-
-class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
-    """Never raises for a POST: every failure becomes a JSON-RPC error in the reply."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport, reply_bytes: int) -> None:
-        self._inner = inner
-        self._reply_bytes = reply_bytes
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if (headers := call_headers.get()) is not None:
-            request.headers.update(headers)
-        if request.method != "POST":
-            return await self._inner.handle_async_request(request)
+    async def open(self, receiver: McpReceiver, on_ended: Callable[[], None]) -> AsyncIterator[None]:
+        self._receiver = receiver
         try:
-            return await self._read_response(request, await self._inner.handle_async_request(request))
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as exc:
-            return _make_error_response("offline", f"The MCP server cannot be reached: {exc or type(exc).__name__}")
-        except _TooLarge:
-            return _make_error_response("refused", f"The MCP server's reply is larger than {self._reply_bytes} bytes")
-        except httpx2.TransportError as exc:
-            return _make_error_response(
-                "interrupted", f"The connection to the MCP server broke: {exc or type(exc).__name__}"
-            )
-
-    async def _read_response(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """Bodies that are not streams are read here, where their size is bounded."""
-        status, kind = response.status_code, response.headers.get("content-type", "").lower()
-        if (reason := _find_unreadable_reason(request, response, kind)) is not None:
-            await response.aclose()
-            return _make_error_response("failed", reason)
-        if status < 400 and not kind.startswith("application/json"):
-            response.stream = _DrainingStream(response.stream)
-            return response
-        limit = self._reply_bytes if status < 400 else _ERROR_BYTES
-        body = await _read_body(response, limit)
-        if status == 404 and MCP_SESSION_ID in request.headers:
-            return _make_error_response("gone", "The MCP server no longer knows the session", status)
-        if status >= 400 and not _is_rpc_error(body):
-            return _make_error_response(
-                PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused"),
-                f"The MCP server answered HTTP {status}{_LOGIN_HINT if status == UNAUTHORIZED else ''}",
-                status,
-            )
-        return httpx2.Response(status, headers={"content-type": kind, **_copy_session_header(response)}, content=body)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _DrainingStream(httpx2.AsyncByteStream):
-    """Reads on for a moment when it is closed: closing a stream before its end would close the connection too.
-
-    The SDK closes a stream as soon as it has the answer, which is usually the last event.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._chunks: AsyncIterator[bytes] = aiter(inner)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._chunks
-
-    async def aclose(self) -> None:
-        try:
-            async with asyncio.timeout(_DRAIN_TIMEOUT):
-                for _ in range(_DRAIN_CHUNKS):
-                    await anext(self._chunks)
-        except (StopAsyncIteration, TimeoutError, RuntimeError, httpx2.TransportError):
-            pass  # it has ended, takes longer, or is being read elsewhere
+            yield
         finally:
-            await self._inner.aclose()
+            await cancel_and_wait(*self._tasks)
+            await self._delete_session()
 
+    def start(
+        self, method: str, body: bytes, headers: Mapping[str, str], request: RpcRequest | None = None
+    ) -> asyncio.Task[None]:
+        version = None if method == "initialize" else headers.get(VERSION_HEADER, self._version)
+        if version != self._version:
+            self._version = version
+            self._headers = self._make_headers()
+        all_headers = {**self._headers, **headers, **(call_headers.get() or {})}
+        return self._start_task(self._post(method, body, all_headers, request))
 
-class _GuardedTransport(httpx2.AsyncBaseTransport):
-    """Connects to an address that the guard allowed, never to the name. TLS still checks the name."""
+    def _start_task(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, guard: Guard) -> None:
-        self._inner = inner
-        self._guard = guard
+    def _make_headers(self) -> dict[str, str]:
+        headers = {"accept-encoding": "identity", **self._own_headers, **POST_HEADERS}
+        if self._session_id is not None:
+            headers[SESSION_HEADER] = self._session_id
+        if self._version is not None:
+            headers[VERSION_HEADER] = self._version
+        return headers
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
+    async def _post(self, method: str, body: bytes, headers: dict[str, str], request: RpcRequest | None) -> None:
+        error: UpstreamRpcError | None
         try:
-            address = (await self._guard.resolve_addresses(host, port))[0]
+            error = await self._post_and_read(method, body, headers, request)
         except ConnectFailed as exc:
-            raise httpx2.ConnectError(str(exc), request=request) from exc
-        if request.url.scheme == "https":
-            request.extensions = {**request.extensions, "sni_hostname": host}
-        request.url = request.url.copy_with(host=address)  # the Host header is set already
-        return await self._inner.handle_async_request(request)
+            error = make_transport_error("offline", f"The MCP server cannot be reached: {exc}")
+        except ReplyTooLarge:
+            error = self._make_size_error()
+        except OutboundError as exc:
+            error = make_transport_error("interrupted", f"The connection to the MCP server broke: {exc}")
+        except FabricError as exc:  # there is no token; the runtime above raises it again, as it is
+            error = make_transport_error("offline", exc.message)
+        if request is not None and error is not None and not request.is_answered:
+            self._receiver.fail(request, error)
+        if method == "notifications/initialized" and self._session_id is not None:
+            self._start_task(self._listen())
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    async def _post_and_read(
+        self, method: str, body: bytes, headers: dict[str, str], request: RpcRequest | None
+    ) -> UpstreamRpcError | None:
+        """None if the request was answered. Raises OutboundError or FabricError."""
+        timeout = inf if method == LISTEN_METHOD else _POST_TIMEOUT
+        for _ in range(_MAX_REDIRECTS):
+            async with self._http.stream(
+                "POST", self._uri, headers=headers, body=body, timeout=timeout, limit=2**62
+            ) as reply:
+                location = self._find_redirect(reply) if reply.status in (307, 308) else None
+                if location is None or not _is_same_origin(self._uri, location):
+                    if method == "initialize" and reply.status < 400:
+                        self._session_id = reply.headers.get(SESSION_HEADER) or None
+                        self._headers = self._make_headers()
+                    return None if request is None else await self._read_reply(reply, headers, request)
+            self._uri = location
+        return UpstreamRpcError(INVALID_REQUEST, f"The MCP server answered with {_MAX_REDIRECTS} redirects in a row")
 
+    async def _read_reply(
+        self, reply: StreamedReply, headers: Mapping[str, str], request: RpcRequest
+    ) -> UpstreamRpcError | None:
+        status, kind = reply.status, reply.headers.get("content-type", "").lower()
+        if status >= 400:
+            return await self._read_refusal(reply, headers)
+        if 300 <= status < 400 and (location := self._find_redirect(reply)) is not None:
+            if not _is_same_origin(self._uri, location):
+                reason = f"The MCP server answered HTTP {status}, a redirect to another origin, which is never followed"
+                return make_transport_error("failed", reason)
+            reason = f"Redirect to {location.partition('?')[0]} not followed"
+            return UpstreamRpcError(INVALID_REQUEST, f"{reason}; use that URL as the endpoint")
+        if status == 202:
+            return UpstreamRpcError(INVALID_REQUEST, "server answered a request with 202 Accepted")
+        if kind.startswith("application/json"):
+            body = await read_bounded(reply, self._reply_bytes)
+            error = await self._deliver(body, request, "Failed to parse JSON response")
+            if error is None and not request.is_answered:
+                error = UpstreamRpcError(PARSE_ERROR, "Failed to parse JSON response: it is not a reply")
+            return error
+        if is_event_stream(reply.headers):
+            return await self._read_stream(reply, request)
+        if status == 200 and kind:
+            return make_transport_error("failed", f"The MCP server answered with content of type '{kind[:100]}'")
+        return UpstreamRpcError(INVALID_REQUEST, f"Unexpected content type: {kind[:100]}")
 
-class _BearerTransport(httpx2.AsyncBaseTransport):
-    """Sends the principal's token to the server's own origin, and renews it once if the server rejects it."""
+    def _find_redirect(self, reply: StreamedReply) -> str | None:
+        location = reply.headers.get("location")
+        return urljoin(self._uri, location) if location else None
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, bearer: BearerSource, uri: httpx2.URL) -> None:
-        self._inner = inner
-        self._bearer = bearer
-        self._origin = (uri.scheme, uri.host, uri.port)
+    async def _read_refusal(self, reply: StreamedReply, headers: Mapping[str, str]) -> UpstreamRpcError:
+        status, body = reply.status, await read_bounded(reply, _ERROR_BYTES)
+        if status == 404 and SESSION_HEADER in headers:
+            return make_transport_error("gone", "The MCP server no longer knows the session", status)
+        refusal: _Refusal | None = decode_or_none(body, _Refusal)
+        if refusal is not None and refusal.jsonrpc == "2.0":
+            return refusal.error
+        problem = PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused")
+        hint = _LOGIN_HINT if status == UNAUTHORIZED else ""
+        return make_transport_error(problem, f"The MCP server answered HTTP {status}{hint}", status)
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if (request.url.scheme, request.url.host, request.url.port) != self._origin:
-            return await self._inner.handle_async_request(request)
-        url = request.url  # the guard's transport puts an address in its place
+    async def _read_stream(self, reply: StreamedReply, request: RpcRequest) -> UpstreamRpcError | None:
+        """Read the events of a reply, and resume the stream if it can be resumed."""
+        events = SSEParser(self._reply_bytes)
+        if (error := await self._read_events(reply, events, request)) is not None or request.is_answered:
+            return error
+        failures = 0
+        while events.last_id and failures < _MAX_RESUMES:
+            await self._pause(events)
+            had_events = await self._resume(events, request)
+            if request.is_answered:
+                return None
+            failures = 0 if had_events else failures + 1
+        if events.last_id:
+            reason = "SSE stream ended and reconnection attempts were exhausted"
+            return UpstreamRpcError(CONNECTION_CLOSED, reason)
+        return UpstreamRpcError(CONNECTION_CLOSED, "SSE stream ended without a response")
+
+    async def _read_events(
+        self, reply: StreamedReply, events: SSEParser, request: RpcRequest | None
+    ) -> UpstreamRpcError | None:
+        """Read until the request is answered or the stream ends. Raises ReplyTooLarge."""
         try:
-            token = await self._bearer.get()
-            _set_bearer(request, token)
-            response = await self._inner.handle_async_request(request)
-            if response.status_code != UNAUTHORIZED:
-                return response
-            await response.aclose()
-            _set_bearer(request, await self._bearer.renew(token))
-        except FabricError as exc:  # the runtime above raises it again, as it is
-            raise httpx2.ConnectError(exc.message, request=request) from exc
-        request.url = url
-        response = await self._inner.handle_async_request(request)
-        if response.status_code == UNAUTHORIZED:
-            self._bearer.reject()
-        return response
+            while chunk := await reply.next_chunk():
+                for data in events.feed(chunk):
+                    if data and events.event_name in ("", "message"):
+                        error = await self._deliver(data, request, "Failed to parse SSE message")
+                        if request is not None and (error is not None or request.is_answered):
+                            return error
+        except ReplyTooLarge:
+            raise
+        except OutboundError as exc:
+            _log.debug("The stream of %s broke off: %s", self._uri, exc)
+        return None
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    async def _resume(self, events: SSEParser, request: RpcRequest | None) -> bool:
+        """Open the stream of events that the server keeps for us. False if that failed."""
+        headers = {**self._headers, "accept": "text/event-stream", "cache-control": "no-store"}
+        if events.last_id:
+            headers["last-event-id"] = events.last_id
+        try:
+            async with self._http.stream("GET", self._uri, headers=headers, timeout=inf, limit=2**62) as reply:
+                if reply.status != 200 or not is_event_stream(reply.headers):
+                    _log.debug("%s answered HTTP %d, and opened no stream", self._uri, reply.status)
+                    return False
+                error = await self._read_events(reply, events, request)
+                if request is not None and error is not None:
+                    self._receiver.fail(request, error)
+                return True
+        except ReplyTooLarge:
+            if request is None:
+                return False
+            self._receiver.fail(request, self._make_size_error())
+            return True
+        except (OutboundError, FabricError):
+            return False
+
+    async def _listen(self) -> None:
+        """Read what the server sends on its own, beside the replies to requests."""
+        events, failures = SSEParser(self._reply_bytes), 0
+        while failures < _MAX_RESUMES:
+            failures = 0 if await self._resume(events, None) else failures + 1
+            await self._pause(events)
+
+    async def _pause(self, events: SSEParser) -> None:
+        await asyncio.sleep(_RESUME_DELAY if events.retry is None else max(_MIN_RESUME_DELAY, events.retry))
+
+    async def _deliver(self, data: bytes, request: RpcRequest | None, complaint: str) -> UpstreamRpcError | None:
+        try:
+            message = parse_message(data)
+        except McpProtocolError as exc:
+            return UpstreamRpcError(PARSE_ERROR, f"{complaint}: {exc.message}")
+        await self._receiver.receive(message, request)
+        return None
+
+    def _make_size_error(self) -> UpstreamRpcError:
+        return make_transport_error("refused", f"The MCP server's reply is larger than {self._reply_bytes} bytes")
+
+    async def _delete_session(self) -> None:
+        if self._session_id is None:
+            return
+        try:
+            await self._http.request(
+                "DELETE", self._uri, headers=self._headers, timeout=_DELETE_TIMEOUT, limit=_ERROR_BYTES
+            )
+        except (OutboundError, FabricError) as exc:
+            _log.debug("The session with %s could not be ended: %s", self._uri, exc)
 
 
-def _set_bearer(request: httpx2.Request, token: str | None) -> None:
-    if token is not None:
-        request.headers["authorization"] = f"Bearer {token}"
+class _Refusal(msgspec.Struct):
+    error: UpstreamRpcError
+    jsonrpc: str = ""
 
 
-class _TooLarge(Exception):
-    pass
-
-
-async def _read_body(response: httpx2.Response, limit: int) -> bytes:
-    body = bytearray()
+def _is_same_origin(uri: str, location: str) -> bool:
+    """The same scheme, host and port; or from http to https at the same host, both with the usual port."""
     try:
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > limit:
-                raise _TooLarge
-    finally:
-        await response.aclose()
-    return bytes(body)
-
-
-def _copy_session_header(response: httpx2.Response) -> dict[str, str]:
-    session_id = response.headers.get(MCP_SESSION_ID)
-    return {MCP_SESSION_ID: session_id} if session_id else {}
-
-
-def _find_unreadable_reason(request: httpx2.Request, response: httpx2.Response, kind: str) -> str | None:
-    """Why a reply cannot be used, where the SDK would report an error as if the server had sent it."""
-    status = response.status_code
-    if status == 200 and kind and not kind.startswith(_READABLE_TYPES):
-        return f"The MCP server answered with content of type '{kind[:100]}'"
-    if 300 <= status < 400 and "location" in response.headers:
-        location, current = request.url.join(response.headers["location"]), request.url
-        if (location.host, location.port) != (current.host, current.port) or location.scheme not in (
-            current.scheme,
-            "https",
-        ):
-            return f"The MCP server answered HTTP {status}, a redirect to another origin, which is never followed"
-    return None
-
-
-def _is_rpc_error(body: bytes) -> bool:
-    try:
-        message = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        own, other = parse_url(uri), parse_url(location)
+    except ConnectFailed:
         return False
-    return isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("error"), dict)
-
-
-def _make_error_response(kind: TransportProblem, message: str, status: int | None = None) -> httpx2.Response:
-    data = {TROUBLE_KEY: kind, "status": status} if status else {TROUBLE_KEY: kind}
-    error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
-    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
-    return httpx2.Response(status or 503, headers={"content-type": "application/json"}, content=body)
-
-
-ReceiveStream = MemoryObjectReceiveStream[SessionMessage | Exception]
-SendStream = MemoryObjectSendStream[SessionMessage]
-
-
-class McpStdioTransport:
-    """One run of the program. A line that it sends is at most `line_bytes` long."""
-
-    def __init__(self, program: ProgramSpec, line_bytes: int, grace: float) -> None:
-        self.is_ending = False
-        self._program = program
-        self._line_bytes = line_bytes
-        self._grace = grace
-        self._child: ChildProcess | None = None
-        self._protocol_error: str | None = None
-        self._invalid_lines = 0
-
-    @property
-    def end_reason(self) -> str:
-        """Why the program or the transport has ended."""
-        if self._protocol_error is not None or self._child is None:
-            return self._protocol_error or self._program.describe("is not running")
-        return self._child.exit_summary
-
-    @asynccontextmanager
-    async def open(self, ended: asyncio.Event) -> AsyncIterator[tuple[ReceiveStream, SendStream]]:
-        """Raises AgentOffline if the program cannot be started. Sets `ended` when the program sends nothing more."""
-        self._child = child = await ChildProcess.start(self._program)
-        to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](_MAX_QUEUED)
-        outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](_MAX_QUEUED)
-        tasks = [
-            asyncio.ensure_future(self._read_messages(child, to_session, ended)),
-            asyncio.ensure_future(self._write_messages(child, from_session)),
-        ]
-        try:
-            yield incoming, outgoing
-        finally:
-            for stream in (incoming, outgoing, from_session):
-                stream.close()
-            try:
-                await child.stop(self._grace)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-                to_session.close()
-
-    async def _read_messages(
-        self, child: ChildProcess, to_session: MemoryObjectSendStream[SessionMessage | Exception], ended: asyncio.Event
-    ) -> None:
-        try:
-            async for line in read_lines(child.stdout, self._line_bytes):
-                message = self._parse_message(line)
-                if message is not None:
-                    await to_session.send(message)
-        except LineTooLong:
-            self._protocol_error = child.program.describe(f"sent a line longer than {self._line_bytes} bytes")
-            child.kill()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the session has ended
-        finally:
-            self.is_ending = True
-            await self._wait_for_exit(child)
-            ended.set()
-            to_session.close()
-
-    async def _wait_for_exit(self, child: ChildProcess) -> None:
-        """Stdout ends with the program, as a rule; wait a moment to be able to report how it ended."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_TIMEOUT):
-                await child.ended.wait()
-
-    async def _write_messages(
-        self, child: ChildProcess, from_session: MemoryObjectReceiveStream[SessionMessage]
-    ) -> None:
-        try:
-            async for message in from_session:
-                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                child.stdin.write(line.encode() + b"\n")
-                async with asyncio.timeout(_WRITE_TIMEOUT):
-                    await child.stdin.drain()
-        except TimeoutError:
-            self._protocol_error = child.program.describe(f"did not read its input for {_WRITE_TIMEOUT:g} s")
-            child.kill()
-        except (ConnectionError, RuntimeError):  # the program closed its stdin, or died
-            child.kill()
-
-    def _parse_message(self, line: bytes) -> SessionMessage | None:
-        if not line.strip():
-            return None
-        try:
-            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        except (ValidationError, ValueError):
-            self._invalid_lines += 1
-            if self._invalid_lines <= _MAX_LOGGED_LINES:
-                _log.warning(
-                    "%s: not an MCP message on stdout: %r",
-                    self._program.agent_id,
-                    line[:200],
-                )
-            return None
+    return own.host == other.host and (
+        (own.scheme, own.port) == (other.scheme, other.port)
+        or ((own.scheme, own.port) == ("http", 80) and (other.scheme, other.port) == ("https", 443))
+    )
