@@ -378,7 +378,7 @@ class TestTheProcess:
     async def test_invalid_lines_between_the_messages_are_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert (await start()(call("rubbish"), ignore_event)).data["answer"] == "fine"
+        assert (await start()(call("invalid_lines"), ignore_event)).data["answer"] == "fine"
         assert "Loading..." in caplog.text
 
     async def test_a_line_without_end_is_cut_and_ends_the_program(self, start: Start) -> None:
