@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -43,11 +44,13 @@ from a2a_fabric.protocols.mcp.content import (
     part_from_block,
 )
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
+from a2a_fabric.protocols.mcp.wire import decode_or_none
 
 _NAME_LENGTH = 256
 _PROTOCOL_PREFIX = "io.modelcontextprotocol/"  # of keys in `_meta` that concern one connection
 _MAX_ERROR_TEXT = 2000  # characters of a server's error text
 _MAX_TOOL_META = 64 * 1024  # bytes of the `_meta` of a tool; longer ones are left out
+_MAX_CACHED_META = 1024  # bytes of the `_meta` of a reply
 _MAX_LOG_DATA = 16 * 1024  # characters of the data of a log message; of longer data only the beginning is kept, as text
 _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exist)\b", re.IGNORECASE)
 
@@ -76,7 +79,7 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     input_requests: dict[str, Any] | None = None
     request_state: str | None = None
     task_id: str | None = None  # of the task that the server made of the call
-    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
+    meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="_meta")
 
 
 _decode_tool_reply = msgspec.json.Decoder(ToolReply).decode
@@ -153,9 +156,23 @@ def manifest_from_server(
 
 def result_from_tool_reply(reply: ToolReply, agent_id: str) -> Result:
     """Structured content is the answer; without it, the text is. Everything else becomes parts."""
-    result = _read_answer(reply, agent_id)
-    meta = {key: value for key, value in drop_own_keys(reply.meta).items() if not key.startswith(_PROTOCOL_PREFIX)}
+    result, raw_meta = _read_answer(reply, agent_id), bytes(reply.meta)
+    if not raw_meta or (len(raw_meta) <= _MAX_CACHED_META and _has_no_meta_for_callers(raw_meta)):
+        return result
+    meta = _read_meta_for_callers(raw_meta)
     return msgspec.structs.replace(result, original=original_from_meta(meta)) if meta else result
+
+
+def _read_meta_for_callers(raw_meta: bytes) -> dict[str, Any]:
+    """The `_meta` of a reply without what concerns the connection, or would pass for the node's own."""
+    meta = drop_own_keys(decode_or_none(raw_meta, dict[str, Any]))
+    return {key: value for key, value in meta.items() if not key.startswith(_PROTOCOL_PREFIX)}
+
+
+@lru_cache(maxsize=1024)
+def _has_no_meta_for_callers(raw_meta: bytes) -> bool:
+    """Cached, because most servers send the same description of themselves with every reply."""
+    return not _read_meta_for_callers(raw_meta)
 
 
 def _read_answer(reply: ToolReply, agent_id: str) -> Result:

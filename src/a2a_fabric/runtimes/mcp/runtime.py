@@ -549,7 +549,7 @@ def _is_unknown_session(reply: UpstreamRpcError) -> bool:
 
 def _parse_tool_reply(raw: dict[str, Any]) -> ToolReply:
     try:
-        return msgspec.convert(raw, ToolReply)
+        return msgspec.convert({**raw, "_meta": msgspec.Raw(msgspec.json.encode(raw.get("_meta")))}, ToolReply)
     except msgspec.ValidationError as exc:
         raise UpstreamFailed(f"The MCP server's answer cannot be read: {exc}") from exc
 
