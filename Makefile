@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt docs bench conformance tck matrix soak clean unit coverage house release
+.PHONY: help install demo test check fmt docs bench peers conformance tck matrix soak clean unit coverage house release
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,8 +28,11 @@ fmt:             ## format the code
 docs:            ## build the documentation into site/ and check its links
 	@scripts/docs
 
-bench:           ## measure, and print the table
+bench:           ## measure, and print the tables
 	@scripts/bench
+
+peers:           ## measure other MCP proxies beside ours, as they come and tuned
+	@scripts/bench peers
 
 conformance:     ## run the official MCP conformance suite, the A2A TCK and real MCP clients against a node
 	@scripts/conformance

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
+import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import uvloop
 
@@ -14,20 +16,29 @@ from bench import (
     a2a_rows,
     against,
     calls,
+    chart,
     jobs,
     mcp_rows,
+    memory,
+    peers,
+    performance_page,
     planning,
     processes,
     rest_rows,
+    results,
     runtimes_rows,
     starts,
+    tail,
     tool_lists,
 )
+from bench.processes import Cores
 from bench.rows import Effort
 
 GROUPS = {
-    "calls": "/mcp/call to an HTTP agent: calls, streamed events, memory",
-    "mcp": "MCP tools/call to an MCP server, in both eras",
+    "calls": "/mcp/call to an HTTP agent: calls, streamed events, 10,000 agents",
+    "mcp": "MCP tools/call to stateless, handshake and stdio servers; one agent alone; the bridge between the eras",
+    "tail": "latency at half of the peak, beside a slow agent",
+    "memory": "memory over a million calls, and of idle sessions",
     "lists": "MCP lists of tools: long ones, the first after a restart; calls with filters and views",
     "a2a": "A2A SendMessage, beside an echo on the official SDK",
     "rest": "REST messages and tasks on SQLite and PostgreSQL",
@@ -35,38 +46,56 @@ GROUPS = {
     "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
+    "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",
 }
+ONLY_IF_NAMED = {"peers"}
+NOT_QUICK = {"memory", "lists", "runtimes", "jobs"}
 
 
 def main() -> None:
     options = _options()
-    wanted = options.groups or list(GROUPS)
-    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores, Python "
-          f"{platform.python_version()}; gateway on one core, load and agent on the other")  # fmt: skip
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {results.describe_machine()}")
     cores = processes.pin_to_cores()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.against:
             against.run(runner, cores, Effort(9, 0.3, 0.3) if options.quick else Effort(31, 0.3), options.against)
             return
-        if "calls" in wanted:
-            effort = Effort(2, 0.5, 0.3) if options.quick else Effort(5, 3.0)
-            calls.run(runner, cores, effort, many=20_000 if options.quick else 100_000)
-        if "mcp" in wanted:
-            mcp_rows.run(runner, cores, Effort(1, 0.5, 0.2) if options.quick else Effort(5, 2.0))
-        if "lists" in wanted:
-            tool_lists.run(runner, cores, Effort(2, 0.5, 0.3) if options.quick else Effort(5, 1.0))
-        if "a2a" in wanted:
-            a2a_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
-        if "runtimes" in wanted:
-            runtimes_rows.run(runner, Effort(1, 0.1, 0.05) if options.quick else Effort(5, 0.4, 0.3))
-        if "rest" in wanted:
-            rest_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
-        if "jobs" in wanted:
-            jobs.run(runner, cores, quick=options.quick)
-        if "starts" in wanted:
-            starts.run(runner, cores)
-    if "planning" in wanted:
-        planning.run()
+        kept = results.read_results() if options.write_docs else results.Results()
+        for name in options.groups or _default_groups(is_quick=options.quick):
+            began = time.monotonic()
+            with results.record(kept, name, ", in short rounds" if options.quick else ""):
+                _run_group(name, runner, cores, is_quick=options.quick)
+            print(f"\n{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+            if options.json:
+                results.write_results(kept, options.json)
+            if options.write_docs:
+                results.write_results(kept)
+    if options.write_docs:
+        performance_page.write()
+        chart.write()
+
+
+def _default_groups(*, is_quick: bool) -> list[str]:
+    return [name for name in GROUPS if name not in ONLY_IF_NAMED and not (is_quick and name in NOT_QUICK)]
+
+
+def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: bool) -> None:
+    short = Effort(1, 0.3, 0.2)
+    run: dict[str, Callable[[], None]] = {
+        "calls": lambda: calls.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
+        "mcp": lambda: mcp_rows.run(runner, cores, Effort(1, 0.15, 0.1) if is_quick else Effort(7, 0.3, 0.3)),
+        "tail": lambda: tail.run(runner, cores, Effort(1, 1.0, 0.5) if is_quick else Effort(5, 3.0, 2.0)),
+        "memory": lambda: memory.run(runner, cores),
+        "lists": lambda: tool_lists.run(runner, cores, short if is_quick else Effort(5, 0.5)),
+        "a2a": lambda: a2a_rows.run(runner, cores, short if is_quick else Effort(5, 0.5)),
+        "rest": lambda: rest_rows.run(runner, cores, short if is_quick else Effort(5, 0.5)),
+        "runtimes": lambda: runtimes_rows.run(runner, Effort(1, 0.1, 0.05) if is_quick else Effort(5, 0.2, 0.2)),
+        "jobs": lambda: jobs.run(runner, cores, quick=is_quick),
+        "starts": lambda: starts.run(runner, cores),
+        "planning": planning.run,
+        "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
+    }
+    run[name]()
 
 
 def _group(name: str) -> str:
@@ -84,7 +113,15 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("groups", nargs="*", type=_group, metavar="GROUP", help="what to measure; all of it if none")
-    parser.add_argument("--quick", action="store_true", help="short rounds, for a first look in about a minute")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="short rounds, for a first look in about a minute; without lists, runtimes, jobs and memory, unless named",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run to a file")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="keep the results, and write docs/performance.md and its chart anew"
+    )
     parser.add_argument("--against", metavar="REV", help="measure calls and MCP of this code beside an earlier commit")
     return parser.parse_args()
 

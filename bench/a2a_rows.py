@@ -14,7 +14,7 @@ import msgspec
 
 from bench import load, processes
 from bench.processes import TOKEN, Cores, ServerProcess
-from bench.rows import CONNECTIONS, Effort, Row, alternate, cells, why_not_ready
+from bench.rows import Effort, Row, alternate, print_table, require_ready
 
 SDK = "plain SDK echo"
 MESSAGE = {"messageId": "bench", "role": "ROLE_USER", "parts": [{"text": "What is six times seven?"}]}
@@ -33,16 +33,9 @@ DOORS = "doors: [{{kind: fabric}}, {{kind: a2a, replay_seconds: 0, tasks: {tasks
 
 def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
     with _rows(cores) as rows:
-        for row in rows:
-            why = runner.run(why_not_ready(row))
-            if why is not None:
-                raise SystemExit(f"{row.name} does not answer: {why}")
+        require_ready(runner, rows)
         runner.run(alternate(rows, effort))
-    print("\n| A2A SendMessage | connections | calls/s | p50 ms | p99 ms | CPU µs/call | share of the SDK's echo |")
-    print("|---|---|---|---|---|---|---|")
-    for connections in CONNECTIONS:
-        for row in rows:
-            print(cells(row, connections, rows[0]))
+    print_table("A2A SendMessage", rows, lambda _: rows[0], "share of the SDK's echo")
 
 
 @contextmanager
@@ -64,6 +57,6 @@ def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[Ser
     return processes.node(MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
 
 
-def repeat_message(port: int, path: str, token: str) -> load.OpenConnection:
+def repeat_message(port: int, path: str, token: str) -> load.RequestPlan:
     headers = {"A2A-Version": "1.0"}
     return load.repeat_request(load.request(port, path, BODY, token=token, headers=headers), b'"result"')

@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench import a2a_rows, calls, load, mcp_rows, processes, starts
+import msgspec
+
+from bench import a2a_rows, calls, job_agent, load, mcp_rows, processes, rest_rows, starts
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, Cores, ServerProcess
-from bench.rows import CONNECTIONS, Effort, Row, alternate, why_not_ready
+from bench.rows import CONNECTIONS, Effort, Row, alternate, require_ready
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,23 +31,23 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
     with ExitStack() as stack:
         other = stack.enter_context(_checkout(revision))
         http_agent = stack.enter_context(processes.agent(cores.load))
-        mcp_server = stack.enter_context(processes.module("bench.mcp_upstream", core=cores.load))
-        processes.wait_for(mcp_server.port)
+        mcp_server = stack.enter_context(processes.mcp_server(cores.load))
         uri = f"http://127.0.0.1:{mcp_server.port}/mcp"
         port = http_agent.port
         mcp_manifests = mcp_rows.manifests(uri, cores.load)
-        manifests = calls.manifests(port) + mcp_manifests + a2a_rows.MANIFEST.format(port=port)
+        manifests = calls.manifests(port) + mcp_manifests + a2a_rows.MANIFEST.format(port=port) + job_agent.MANIFEST
         sources: dict[str, Path | None] = {"this code": ROOT / "src", revision: other / "src"}
         pairs: dict[str, list[Row]] = {}
         for name, source in sources.items():
             node = stack.enter_context(processes.node(manifests, cores.gateway, settings=_SETTINGS, source=source))
-            for row in _rows(name, node):
+            accepting = rest_rows.ACCEPT_ONLY
+            acceptor = stack.enter_context(
+                processes.node(job_agent.MANIFEST, cores.gateway, settings=accepting, source=source)
+            )
+            for row in (*_rows(name, node), *rest_rows.rows_of(name, acceptor)):
                 pairs.setdefault(row.era, []).append(row)
         rows = [row for pair in pairs.values() for row in pair]
-        for row in rows:
-            why = runner.run(why_not_ready(row))
-            if why is not None:
-                raise SystemExit(f"{row.era} of {row.name} does not answer: {why}")
+        require_ready(runner, rows)
         runner.run(alternate(rows, effort))
         _show(pairs, revision)
         first, *_ = pairs.values()
@@ -60,8 +62,10 @@ _SETTINGS = "doors: [{kind: fabric}, {kind: mcp}, {kind: a2a, replay_seconds: 0}
 def _rows(name: str, node: ServerProcess) -> list[Row]:
     port = node.port
     request = load.request(port, "/mcp/call", calls.CALL, token=TOKEN, accept="application/json")
+    python_request = load.request(port, "/mcp/call", msgspec.json.encode(rest_rows.CALL), token=TOKEN)
     return [
         Row(name, *node, load.repeat_request(request), "/mcp/call to an HTTP agent"),
+        Row(name, *node, load.repeat_request(python_request), "/mcp/call to a Python agent"),
         Row(name, *node, stateless(port, "/mcp", "new_add", TOKEN), "MCP, stateless to stateless"),
         Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
         Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),

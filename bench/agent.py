@@ -1,4 +1,7 @@
-"""The agent behind everything that is measured: bare ASGI, a constant answer, or paced events."""
+"""The agent behind everything that is measured, where none in C can be compiled: a constant answer, or paced events.
+
+At `/slow` the answer comes 50 ms later.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ EVENT = b'data: {"event":"token","data":{"text":"word "}}\n\n'
 FINAL = b'data: {"event":"final","data":{"ok":true,"result":{"answer":"done"}}}\n\n'
 EVENTS = 200
 PAUSE = 0.005
+SLOW = 0.05
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -21,6 +25,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     if any(name == b"accept" and b"event-stream" in value for name, value in scope["headers"]):
         await _events(send)
         return
+    if scope["path"] == "/slow":
+        await asyncio.sleep(SLOW)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": ANSWER})

@@ -1,49 +1,73 @@
-"""`/mcp/call` to an HTTP agent: calls, streamed events and memory, beside the agent itself and a bare forwarder."""
+"""`/mcp/call` to an HTTP agent: calls and streamed events, beside the agent itself and a bare forwarder."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from bench import load, processes
+from bench import load, processes, rig
 from bench.agent import EVENTS
-from bench.rows import CONNECTIONS, Effort, Row, alternate, cells
+from bench.rows import Effort, Row, alternate, print_table
 
+DIRECT, BARE, NODE = "agent directly", "bare forwarder", "fabric node"
 STREAMS = 24
+EVENT = b'"event":"token"'
+MANY_AGENTS = 10_000
+CALLED_AGENTS = 64  # of the many, evenly spaced
 ARGUMENTS = {"agent_id": "echo", "capability": "reason", "task": "What is six times seven?"}
-CALL = msgspec.json.encode({"name": "fabric.call", "arguments": ARGUMENTS})
-STREAMED = msgspec.json.encode({"name": "fabric.call", "arguments": {**ARGUMENTS, "stream": True}})
+
+
+def encode_call(**more: Any) -> bytes:
+    return msgspec.json.encode({"name": "fabric.call", "arguments": {**ARGUMENTS, **more}})
+
+
+CALL = encode_call()
 
 
 @dataclass(frozen=True)
 class CallTarget:
-    """A server that is called."""
+    """A server that is called; the agents take turns."""
 
     name: str
     port: int
     pid: int
     path: str = "/"
     token: str = ""
+    agents: Sequence[str] = ("echo",)
 
-    def request(self, body: bytes, accept: str = "application/json") -> load.OpenConnection:
-        return load.repeat_request(load.request(self.port, self.path, body, token=self.token, accept=accept))
+    def plan_calls(self) -> load.RequestPlan:
+        bodies = [encode_call(agent_id=agent) for agent in self.agents]
+        return load.RequestPlan(
+            [load.request(self.port, self.path, body, token=self.token) for body in bodies], b"forty-two"
+        )
+
+    def plan_streams(self) -> load.RequestPlan:
+        body = encode_call(stream=True)
+        message = load.request(self.port, self.path, body, token=self.token, accept="text/event-stream")
+        return load.RequestPlan([message], b'"answer":"done"', event=EVENT)
 
 
-def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort, *, many: int) -> None:
+def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort) -> None:
     with (
         processes.agent(cores.load) as upstream,
         processes.forwarder(upstream.port, cores.gateway) as bare,
         processes.node(manifests(upstream.port), cores.gateway) as ours,
+        processes.node(manifests(upstream.port, MANY_AGENTS), cores.gateway) as many,
     ):
-        direct = CallTarget("agent directly", *upstream)
-        forward = CallTarget("bare forwarder", *bare)
-        fabric = CallTarget("fabric node", *ours, "/mcp/call", processes.TOKEN)
-        runner.run(measure_calls([direct, forward, fabric], effort))
-        runner.run(measure_streams([forward, fabric], effort.rounds))
-        runner.run(measure_memory(fabric, many))
+        forward = CallTarget(BARE, *bare)
+        fabric = CallTarget(NODE, *ours, "/mcp/call", processes.TOKEN)
+        large = CallTarget(f"{NODE}, {MANY_AGENTS:,} agents", *many, "/mcp/call", processes.TOKEN, called_agents())
+        runner.run(measure_calls([CallTarget(DIRECT, *upstream), forward, fabric, large], effort))
+        runner.run(measure_streams([forward, fabric], min(effort.rounds, 5)))
+
+
+def called_agents() -> list[str]:
+    return [f"echo-{number}" for number in range(1, MANY_AGENTS, MANY_AGENTS // CALLED_AGENTS)]
 
 
 def manifests(upstream: int, count: int = 1) -> str:
@@ -55,14 +79,10 @@ def manifests(upstream: int, count: int = 1) -> str:
 
 
 async def measure_calls(targets: list[CallTarget], effort: Effort) -> None:
-    rows = [Row(target.name, target.port, target.pid, target.request(CALL)) for target in targets]
+    rows = [Row(target.name, target.port, target.pid, target.plan_calls()) for target in targets]
     await alternate(rows, effort)
-    print("\n| calls | connections | calls/s | p50 ms | p99 ms | CPU µs/call | share of forwarder |")
-    print("|---|---|---|---|---|---|---|")
-    bare = next(row for row in rows if row.name == "bare forwarder")
-    for connections in CONNECTIONS:
-        for row in rows:
-            print(cells(row, connections, bare))
+    bare = next(row for row in rows if row.name == BARE)
+    print_table("calls", rows, lambda _: bare)
 
 
 async def measure_streams(targets: list[CallTarget], rounds: int) -> None:
@@ -79,19 +99,7 @@ async def measure_streams(targets: list[CallTarget], rounds: int) -> None:
 
 async def _measure_stream(target: CallTarget) -> tuple[float, float]:
     """CPU per event, and milliseconds to the first event."""
-
-    def cpu() -> float:
-        return processes.cpu_seconds(target.pid)
-
-    open_connection = target.request(STREAMED, "text/event-stream")
-    result = await load.run(target.port, open_connection, STREAMS, lambda calls, _: calls >= STREAMS, cpu)
-    if result.events < STREAMS * EVENTS:
-        raise SystemExit(f"{target.name}: {result.events} events arrived, not {STREAMS * EVENTS}")
-    return result.cpu / (STREAMS * EVENTS) * 1e6, statistics.median(result.first_event or [0]) * 1000
-
-
-async def measure_memory(target: CallTarget, many: int) -> None:
-    before = processes.memory_mb(target.pid)
-    await load.run(target.port, target.request(CALL), 16, lambda calls, _: calls >= many)
-    after = processes.memory_mb(target.pid)
-    print(f"\nmemory of the node: {before:.0f} MB after warming up, {after:.0f} MB after {many:,} further calls")
+    result = await rig.run(target.port, target.plan_streams(), STREAMS, load.Limit(calls=STREAMS), target.pid)
+    if result.failures or result.events != STREAMS * EVENTS:
+        raise SystemExit(f"{target.name}: {result.events} events arrived, not {STREAMS * EVENTS}: {result.why}")
+    return result.cpu / result.events * 1e6, statistics.median(result.first_event) * 1000

@@ -1,4 +1,4 @@
-"""Draws the chart of docs/performance.md from the table "Beside other proxies" in that page: `python -m bench.chart`.
+"""Draws the chart of README.md and docs/performance.md from the kept results: `python -m bench.chart`.
 
 Bars on a log scale, one SVG for light and one for dark pages, in docs/images.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import html
 import math
-import re
 from pathlib import Path
 
-_DOCS = Path(__file__).parents[1] / "docs"
-_TABLE = "| MCP `tools/call`, calls/s |"
-_COLUMN = 2  # 16 connections
+from bench.results import Results, Table, read_results
+
+_IMAGES = Path(__file__).parents[1] / "docs" / "images"
+_CONNECTIONS = "16"
 _TITLE = "MCP tools/call per second, 16 connections, proxy on one core (log scale)"
 _LEFT, _RIGHT, _TOP, _ROW = 360, 70, 62, 30
-_WIDTH, _SCALE_FROM, _SCALE_TO = 1000, 10, 20_000
+_WIDTH, _SCALE_FROM, _SCALE_TO = 1000, 10, 100_000
 _NAMES = ("page", "text", "soft", "grid", "fabric", "other")
 COLOURS = {
     "light": dict(zip(_NAMES, ("#ffffff", "#1f2328", "#59636e", "#d0d7de", "#4f46e5", "#8c959f"), strict=True)),
@@ -23,11 +23,12 @@ COLOURS = {
 }
 
 
-def read_rows(page: str) -> list[tuple[str, int]]:
-    """Name and calls/s of each row of the table, in the order of the page."""
-    table = page[page.index(_TABLE) :].split("\n\n", 1)[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    return [(re.sub(r"`", "", row[0]), int(row[_COLUMN].replace(",", ""))) for row in cells]
+def read_rows(results: Results) -> list[tuple[str, int]]:
+    """Name and calls/s of each proxy, the fastest first."""
+    tables = [block for block in results.groups["peers"].blocks if isinstance(block, Table)]
+    column = tables[0].columns.index("calls/s")
+    rows = [(row[0], int(row[column].replace(",", ""))) for row in tables[0].rows if row[1] == _CONNECTIONS]
+    return sorted(rows, key=lambda row: -row[1])
 
 
 def draw_chart(rows: list[tuple[str, int]], colours: dict[str, str]) -> str:
@@ -41,7 +42,7 @@ def draw_chart(rows: list[tuple[str, int]], colours: dict[str, str]) -> str:
         f'  <rect width="{_WIDTH}" height="{height}" rx="10" fill="{colours["page"]}"/>',
         f'  <text class="title" x="20" y="30">{_TITLE}</text>',
     ]
-    for power in range(1, 5):
+    for power in range(1, 6):
         x = _position(10**power)
         parts.append(f'  <line x1="{x:.0f}" y1="{_TOP - 8}" x2="{x:.0f}" y2="{bottom}" stroke="{colours["grid"]}"/>')
         parts.append(f'  <text class="soft" x="{x:.0f}" y="{bottom + 20}" text-anchor="middle">{10**power:,}</text>')
@@ -61,11 +62,13 @@ def _position(calls: int) -> float:
     return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
 
-def main() -> None:
-    rows = read_rows((_DOCS / "performance.md").read_text("utf-8"))
-    for name, colours in COLOURS.items():
-        (_DOCS / "images" / f"performance-{name}.svg").write_text(draw_chart(rows, colours), "utf-8")
+def write() -> None:
+    results = read_results()
+    if "peers" in results.groups:
+        for name, colours in COLOURS.items():
+            path = _IMAGES / f"performance-{name}.svg"
+            path.write_text(draw_chart(read_rows(results), colours), "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bench import load, processes
+from bench import load, load_python, processes
 from bench.job_agent import AGENT_ID
 from bench.job_stores import ENGINES, BenchStores, run_node
 from bench.processes import TOKEN, Cores, ServerProcess
@@ -62,7 +62,7 @@ def _request(operation: str, arguments: dict[str, Any]) -> bytes:
 
 
 async def _call_operation(port: int, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    _, connection = await asyncio.get_running_loop().create_connection(load.Connection, "127.0.0.1", port)
+    _, connection = await asyncio.get_running_loop().create_connection(load_python.Connection, "127.0.0.1", port)
     try:
         await connection.send(load.request(port, "/mcp/call", _request(operation, arguments), token=TOKEN))
         reply: dict[str, Any] = msgspec.json.decode(connection.body)

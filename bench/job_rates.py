@@ -25,7 +25,7 @@ from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Result, status, token
 from a2a_fabric.core.stores import Store
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
-from bench import load, processes
+from bench import load, processes, rig
 from bench.job_agent import AGENT_ID, agent
 from bench.job_stores import ENGINES, BenchStores, run_node
 from bench.load import Load
@@ -127,13 +127,10 @@ class NodeMeasurement:
         arguments = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **mode}
         body = msgspec.json.encode({"name": "fabric.call", "arguments": arguments})
         expected = b'"answer":"forty-two"' if is_whole else b'"job_id"'
-        self._open_connection = load.repeat_request(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
+        self._plan = load.repeat_request(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
 
     async def measure(self, callers: int, seconds: float) -> Load:
-        def cpu() -> float:
-            return processes.cpu_seconds(self._served.pid)
-
-        result = await load.run(self._served.port, self._open_connection, callers, lambda _, past: past >= seconds, cpu)
+        result = await rig.run(self._served.port, self._plan, callers, load.Limit(seconds), self._served.pid)
         if result.failures:
             raise SystemExit(f"{result.failures} of {result.calls} jobs had another result than expected")
         return result

@@ -15,7 +15,7 @@ BARE = "bare forwarder"
 
 
 def run(runner: asyncio.Runner, cores: Cores, *, quick: bool) -> None:
-    effort = Effort(1, 0.5, 0.3) if quick else Effort(3, 3.0)
+    effort = Effort(1, 0.5, 0.3) if quick else Effort(3, 1.0)
     with open_stores() as stores:
         runner.run(job_rates.run(cores, stores, effort))
         runner.run(job_logs.run(cores, stores, events=10_000 if quick else 100_000, followers=500 if quick else 5_000))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bench import load
-from bench.load import Connection, OpenConnection, RequestPlan
+from bench.load import SESSION, RequestPlan
 
 STATELESS = "2026-07-28"
 HANDSHAKE = "2025-11-25"
@@ -22,38 +22,30 @@ _META = {
 }
 
 
-def stateless(port: int, path: str, tool: str, token: str = "") -> OpenConnection:
+def stateless(port: int, path: str, tool: str, token: str = "") -> RequestPlan:
     """A request of the stateless era."""
     body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS, "_meta": _META})
     headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": tool}
     return load.repeat_request(_post(port, path, body, token, headers), ANSWER)
 
 
-def list_tools(port: int, path: str, token: str, expected: bytes = b'"tools":[') -> OpenConnection:
+def list_tools(port: int, path: str, token: str, expected: bytes = b'"tools":[') -> RequestPlan:
     """The list of tools, in the stateless era."""
     headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/list"}
     return load.repeat_request(_post(port, path, _message("tools/list", {"_meta": _META}), token, headers), expected)
 
 
-def handshake(port: int, path: str, tool: str, token: str = "") -> OpenConnection:
+def handshake(port: int, path: str, tool: str, token: str = "") -> RequestPlan:
     """Each connection opens and closes its own session."""
-
-    async def open_connection(connection: Connection) -> RequestPlan:
-        about = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
-        _check(await connection.send(_post(port, path, _message("initialize", about), token)), 200, connection)
-        headers = {"MCP-Protocol-Version": HANDSHAKE, "Mcp-Session-Id": connection.session}
-        ready = msgspec.json.encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        _check(await connection.send(_post(port, path, ready, token, headers)), 202, connection)
-        body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS})
-        end = load.request(port, path, b"", token=token, accept=_ACCEPT, headers=headers, method="DELETE")
-        return RequestPlan(_post(port, path, body, token, headers), ANSWER, end)
-
-    return open_connection
-
-
-def _check(status: int, expected: int, connection: Connection) -> None:
-    if status != expected:
-        raise ConnectionError(f"the session was refused with HTTP {status}: {connection.body[:200]!r}")
+    about = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+    headers = {"MCP-Protocol-Version": HANDSHAKE, "Mcp-Session-Id": SESSION}
+    ready = msgspec.json.encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    return RequestPlan(
+        [_post(port, path, _message("tools/call", {"name": tool, "arguments": ARGUMENTS}), token, headers)],
+        ANSWER,
+        [_post(port, path, _message("initialize", about), token), _post(port, path, ready, token, headers)],
+        load.request(port, path, b"", token=token, accept=_ACCEPT, headers=headers, method="DELETE"),
+    )
 
 
 def _message(method: str, params: Mapping[str, Any]) -> bytes:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import load_native
+
 TOKEN = "bench-key-bench-key"
 _PROCESS_CPU_CLOCK = 2  # Linux: the clock of a process is its inverted pid and this kind of clock
 
@@ -47,14 +49,15 @@ def free_port() -> int:
 
 @contextmanager
 def process(
-    *argv: str, core: int | None = None, env: dict[str, str] | None = None, python: str = sys.executable
+    *argv: str, core: int | None = None, env: dict[str, str] | None = None, cwd: str | None = None
 ) -> Iterator[int]:
     """Start a process, yield its pid, and end it with the block."""
     child = subprocess.Popen(
-        [python, *argv],
+        argv,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
     )
     if core is not None:
         os.sched_setaffinity(child.pid, {core})
@@ -79,15 +82,39 @@ def module(
 ) -> Iterator[ServerProcess]:
     """Start a module that serves the port in its first argument; the caller waits until it answers."""
     port = free_port()
-    with process("-m", name, str(port), *argv, core=core, env=env, python=python) as pid:
+    with process(python, "-m", name, str(port), *argv, core=core, env=env) as pid:
         yield ServerProcess(port, pid)
 
 
 @contextmanager
 def agent(core: int | None = None) -> Iterator[ServerProcess]:
-    with module("bench.agent", core=core) as served:
-        wait_for(served.port)
+    """An HTTP agent at `/` and a slow one at `/slow`; in C where it can be compiled."""
+    with _upstream("bench.agent", core) as served:
         yield served
+
+
+@contextmanager
+def mcp_server(core: int | None = None) -> Iterator[ServerProcess]:
+    """An MCP server at `/mcp`, and one of the handshake era at `/events`; in C where it can be compiled."""
+    with _upstream("bench.mcp_upstream", core) as served:
+        yield served
+
+
+@contextmanager
+def _upstream(name: str, core: int | None) -> Iterator[ServerProcess]:
+    program = load_native.program("agent")
+    port = free_port()
+    argv = (program,) if program else (sys.executable, "-m", name)
+    with process(*argv, str(port), core=core) as pid:
+        wait_for(port)
+        yield ServerProcess(port, pid)
+
+
+def stdio_server(core: int | None) -> list[str]:
+    """The command of the MCP server as a program on stdin and stdout, pinned to this core."""
+    program = load_native.program("agent")
+    argv = [program] if program else [sys.executable, "-m", "bench.mcp_upstream"]
+    return [*argv, "stdio", "" if core is None else str(core)]
 
 
 @contextmanager
@@ -116,7 +143,7 @@ def node(
         Path(folder, "fabric.yaml").write_text(
             f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
         )
-        argv = ("-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
+        argv = (sys.executable, "-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
         env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
         with process(*argv, core=core, env=env) as pid:
             if wait:
@@ -139,6 +166,18 @@ def wait_for(port: int, path: str = "/health", within: float = 60) -> None:
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process so far, in the kernel's own resolution."""
     return time.clock_gettime((~pid << 3) | _PROCESS_CPU_CLOCK)
+
+
+def child_of(pid: int) -> int:
+    """The first process that this process has started; the process itself if there is none."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+        if parent == pid:
+            return int(status.parent.name)
+    return pid
 
 
 def memory_mb(pid: int) -> float:

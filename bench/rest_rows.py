@@ -15,13 +15,14 @@ from bench import load, processes
 from bench.job_agent import AGENT_ID, MANIFEST
 from bench.job_stores import ENGINES, open_stores
 from bench.processes import TOKEN, Cores, ServerProcess
-from bench.rows import CONNECTIONS, Effort, Row, alternate, cells
+from bench.rows import Effort, Row, alternate, print_table
 
 WORDS = "What is six times seven?"
-_SETTINGS = (
+ACCEPT_ONLY = (  # jobs are stored and never begun
     "jobs: {concurrent: 0, waiting_per_principal: 100000000}\n"
     "doors: [{kind: fabric}, {kind: rest, requests_per_minute: null}]\n"
 )
+CALL = {"name": "fabric.call", "arguments": {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS}}
 _JOB = {
     "name": "fabric.call",
     "arguments": {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, "async": True},
@@ -34,28 +35,24 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
     with open_stores() as stores, ExitStack() as stack:
         tables: list[list[Row]] = []
         for engine in ENGINES:
-            settings = f"store: '{stores.create_store(engine)}'\n{_SETTINGS}"
+            settings = f"store: '{stores.create_store(engine)}'\n{ACCEPT_ONLY}"
             served = stack.enter_context(processes.node(MANIFEST, cores.gateway, settings=settings))
-            tables.append(
-                [
-                    _row(f"{engine}, fabric.call as a job", served, "/mcp/call", _JOB, b'"job_id"'),
-                    _row(f"{engine}, POST /v1/tasks", served, "/v1/tasks", _TASK, b'"status":"pending"'),
-                    _row(f"{engine}, POST /v1/messages", served, "/v1/messages", _MESSAGE, b'"delivery"'),
-                ]
-            )
-        runner.run(alternate([row for table in tables for row in table], effort))
-        _print(tables)
+            tables.append(rows_of(engine, served))
+        rows = [row for table in tables for row in table]
+        runner.run(alternate(rows, effort))
+        first = {row.name: table[0] for table in tables for row in table}
+        print_table("REST, durable", rows, lambda row: first[row.name], "of fabric.call")
 
 
-def _row(name: str, served: ServerProcess, path: str, body: Any, expected: bytes) -> Row:
+def rows_of(name: str, served: ServerProcess) -> list[Row]:
+    """Three ways to have the same work accepted."""
+    return [
+        _row(name, served, "fabric.call as a job", "/mcp/call", _JOB, b'"job_id"'),
+        _row(name, served, "POST /v1/tasks", "/v1/tasks", _TASK, b'"status":"pending"'),
+        _row(name, served, "POST /v1/messages", "/v1/messages", _MESSAGE, b'"delivery"'),
+    ]
+
+
+def _row(name: str, served: ServerProcess, what: str, path: str, body: Any, expected: bytes) -> Row:
     request = load.request(served.port, path, msgspec.json.encode(body), token=TOKEN)
-    return Row(name, *served, load.repeat_request(request, expected))
-
-
-def _print(tables: list[list[Row]]) -> None:
-    print("\n| REST, durable | connections | requests/s | p50 ms | p99 ms | CPU µs | of fabric.call |")
-    print("|---|---|---|---|---|---|---|")
-    for connections in CONNECTIONS:
-        for first, *others in tables:
-            for row in (first, *others):
-                print(cells(row, connections, first))
+    return Row(f"{name}, {what}", *served, load.repeat_request(request, expected), what)

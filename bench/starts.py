@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import load, processes
+from bench import load, processes, rig
 from bench.calls import CALL, manifests
 
 COUNTS = (10, 10_000)
@@ -37,7 +37,7 @@ def _start(
     with processes.node(manifests(upstream, count), core, wait=False, source=source) as (port, pid):
         processes.wait_for(port)
         first = load.repeat_request(load.request(port, "/mcp/call", CALL, token=processes.TOKEN))
-        answered = runner.run(load.run(port, first, 1, lambda calls, _: calls >= 1))
+        answered = runner.run(rig.run(port, first, 1, load.Limit(calls=1)))
         if answered.failures:
             raise SystemExit("the first call failed")
         return time.perf_counter() - started, processes.memory_mb(pid)

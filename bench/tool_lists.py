@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import load, processes
+from bench import load, processes, rig
 from bench.mcp_wire import list_tools, stateless
 from bench.processes import TOKEN, Cores
-from bench.rows import Effort, Row, alternate, why_not_ready
+from bench.rows import Effort, Row, alternate, require_ready
 
 TOOLS = 2000
 SERVERS = 20
@@ -50,7 +50,7 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
     print("|---|---|---|")
     with processes.node(_many_tools(), cores.gateway, settings=_SETTINGS) as node:
         listing = Row("tools/list", *node, list_tools(node.port, "/mcp", TOKEN, b"agent_19_tool_99"))
-        _require(runner, listing)
+        require_ready(runner, [listing])
         measured = runner.run(listing.measure(1, max(effort.seconds, 1.0)))
         print(_line(f"`tools/list` with {TOOLS:,} tools, known caller", measured.latencies))
     for count in (0, SERVERS):
@@ -58,17 +58,12 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
         name = f"first `tools/list` after a restart, {count} stdio servers known"
         print(_line(f"{name}, since the process was started", after_start))
         print(_line(f"{name}, since the node answers", after_answer))
-    runner.run(_show_calls(cores, effort))
+    _show_calls(runner, cores, effort)
 
 
 def _line(name: str, seconds: Sequence[float]) -> str:
     ordered = sorted(seconds)
     return f"| {name} | {statistics.median(ordered) * 1000:.1f} | {ordered[int(len(ordered) * 0.99)] * 1000:.1f} |"
-
-
-def _require(runner: asyncio.Runner, row: Row) -> None:
-    if why := runner.run(why_not_ready(row)):
-        raise SystemExit(f"{row.name} does not answer: {why}")
 
 
 def _many_tools() -> str:
@@ -99,19 +94,17 @@ def _restart(runner: asyncio.Runner, cores: Cores, count: int) -> Iterator[tuple
             with processes.node(json.dumps(agents), cores.gateway, settings=settings) as node:
                 answered = time.perf_counter()
                 request = list_tools(node.port, "/mcp", TOKEN, expected)
-                listed = runner.run(load.run(node.port, request, 1, lambda calls, _: calls >= 1))
+                listed = runner.run(rig.run(node.port, request, 1, load.Limit(calls=1)))
                 if listed.failures:
                     raise SystemExit("the first list lacks tools")
                 if number:  # before the first restart nothing is known
                     yield time.perf_counter() - started, time.perf_counter() - answered
 
 
-async def _show_calls(cores: Cores, effort: Effort) -> None:
+def _show_calls(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
     with _call_rows(cores) as rows:
-        for row in rows:
-            if why := await why_not_ready(row):
-                raise SystemExit(f"{row.name} does not answer: {why}")
-        await alternate(rows, effort)
+        require_ready(runner, rows)
+        runner.run(alternate(rows, effort))
     print(
         f"\n| MCP tools/call at {CONNECTIONS} connections | calls/s | p50 ms | CPU µs/call | share of the plain one |"
     )
@@ -125,8 +118,7 @@ async def _show_calls(cores: Cores, effort: Effort) -> None:
 
 @contextmanager
 def _call_rows(cores: Cores) -> Iterator[list[Row]]:
-    with processes.module("bench.mcp_upstream", core=cores.load) as upstream:
-        processes.wait_for(upstream.port)
+    with processes.mcp_server(cores.load) as upstream:
         agents = _CHOICES.format(uri=f"http://127.0.0.1:{upstream.port}/mcp")
         with processes.node(agents, cores.gateway, settings=_VIEWS) as node:
             yield [

@@ -69,9 +69,10 @@ from a2a_fabric.registry.health import HealthHistory, HealthTracker
 from a2a_fabric.registry.health_monitor import HealthMonitor
 from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import ReservedNames
+from a2a_fabric.registry.planner import Planner
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, read_terms
-from a2a_fabric.registry.registry import Planner, Registry
+from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.registry.sources.nodes import NodeAgents
@@ -81,7 +82,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
-from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
+from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
 from a2a_fabric.tools.catalog import build_manifests as tool_manifests
 from a2a_fabric.tools.computation import Computations
@@ -135,6 +136,7 @@ class Fabric:
                 await stack.enter_async_context(door.lifetime)
             for source in self._all_sources:
                 await self.registry.load(source)
+            await self.registry.catalog.build_indexes()
             for door in self.doors:
                 await door.prepare()
             self.registry.add_listener(self._log_view_warnings)
@@ -255,9 +257,8 @@ class Fabric:
             [view.name for view in config.views],
             LoginPages(self.logins, config.node_id).routes,
         )
-        self.telemetry.metrics.registry.register(
-            AgentCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
-        )
+        gauges = AgentGauges(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
+        self.telemetry.metrics.add_source(gauges.render)
 
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
         """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
@@ -390,7 +391,7 @@ class Fabric:
         is_replaced = self.runtime_pool.replace(agent_id, guessing_runtime, identified)
         if is_replaced:
             self.registry.set_detected_runtime(agent_id, kind or DEFAULT_KIND)
-        self._nodes.on_catalog_changed(self.registry.catalog)
+        self._nodes.on_runtime_identified(agent_id)
         return is_replaced
 
     def _is_node(self, manifest: Manifest) -> bool:

@@ -92,8 +92,8 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             gt=0,
             le=1,
             description="How much one caller may use of each limit that callers share (calls, calls to one agent, "
-            "streams, subscriptions, threads, running jobs) while no other caller uses it; the more "
-            "others use, the less. Beyond its share a caller gets RATE_LIMITED (429) and others go on. 1:"
+            "streams, subscriptions, MCP sessions, threads, running jobs) while no other caller uses it; the "
+            "more others use, the less. Beyond its share a caller gets RATE_LIMITED (429) and others go on. 1:"
             " everything.",
         ),
     ] = DEFAULT_SHARE

@@ -9,6 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
 from a2a_fabric.client import FabricClient
 from tests.doors.a2a_clients import message, rpc
 from tests.doors.test_health_evidence import changes, has_status, listed
@@ -16,6 +22,7 @@ from tests.fixtures.mcp_client import client, words
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
+from tests.matrix.agents.listening import listening
 from tests.runtimes.fabric_nodes import entry
 from tests.runtimes.fabric_nodes import listed as listed_from_afar
 
@@ -153,3 +160,56 @@ async def test_another_nodes_busy_agent_is_busy_here_too() -> None:
         reply = await here.ask("lab/percy", "reason")
         assert (reply["error_code"], reply["error_details"]["reason"]) == ("RATE_LIMITED", "busy")
         assert (await listed(here, "lab/percy"))["status"] == "online"
+
+
+@asynccontextmanager
+async def refusing_agents(status: int, body: str, **headers: str) -> AsyncIterator[Node]:
+    """A node with agents of three runtimes, behind whose address a real server refuses every request."""
+
+    async def refuse(request: Request) -> Response:
+        return PlainTextResponse(body, status, headers)
+
+    app = Starlette(routes=[Route("/{path:path}", refuse, methods=["GET", "POST", "DELETE"])])
+    async with listening(app) as url:
+        quiet, offers = {"health": {"interval": 0}}, [{"name": "go"}]
+        manifests: list[dict[str, Any]] = [
+            {"agent_id": "plain", "runtime": "http", "endpoint": {"uri": f"{url}/plain"}, "capabilities": offers},
+            {"agent_id": "zero", "runtime": "agentzero", "endpoint": {"uri": f"{url}/zero", "transport": "http"}},
+            {"agent_id": "mcp", "runtime": "mcp", "endpoint": {"uri": f"{url}/mcp"}, "capabilities": offers},
+        ]
+        async with running(manifests=manifests, config=quiet) as node:
+            yield node
+
+
+@pytest.mark.parametrize(
+    ("body", "quoted"),
+    [
+        ("not on a Sunday\nand so on", "not on a Sunday"),
+        ('{"detail": "not on a Sunday"}', "not on a Sunday"),
+        ('{"error": {"message": "not on a Sunday"}}', "not on a Sunday"),
+    ],
+)
+async def test_what_a_server_says_when_it_refuses_is_quoted(body: str, quoted: str) -> None:
+    async with refusing_agents(403, body) as node:
+        for agent_id, capability in (("plain", "go"), ("mcp", "go"), ("zero", "reason")):
+            reply = await node.ask(agent_id, capability)
+            assert reply["ok"] is False
+            assert quoted in reply["error"], (agent_id, reply["error"])
+            assert "and so on" not in reply["error"]
+
+
+async def test_a_page_for_browsers_is_not_quoted_and_a_long_text_is_cut() -> None:
+    async with refusing_agents(403, "<html><h1>Forbidden</h1></html>") as node:
+        assert "html" not in (await node.ask("plain", "go"))["error"]
+    async with refusing_agents(403, "x" * 5000) as node:
+        assert 200 < len((await node.ask("plain", "go"))["error"]) < 500
+
+
+async def test_a_server_that_says_when_to_come_again_is_busy_and_not_away() -> None:
+    async with refusing_agents(503, "full", **{"retry-after": "7"}) as node:
+        given = {"agent_id": "plain", "capability": "go", "task": "now"}
+        reply = await node.send("POST", "/mcp/call", json={"name": "fabric.call", "arguments": given})
+        assert (reply.status, reply.json["error_code"]) == (429, "RATE_LIMITED")
+        assert reply.headers["retry-after"] == "7"
+    async with refusing_agents(503, "full") as node:
+        assert (await node.ask("plain", "go"))["error_code"] != "RATE_LIMITED"

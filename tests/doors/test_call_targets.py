@@ -95,6 +95,24 @@ async def test_a_refused_write_is_not_done_elsewhere(tmp_path: Path, peers: str)
     assert not (linear / "issues").exists()
 
 
+@requirement("001-38")
+async def test_a_server_that_never_started_is_not_answered_for_by_a_namesake() -> None:
+    """Nobody knows what its tools would have meant."""
+    heard: list[str] = []
+    broken = {
+        "agent_id": "notes",
+        "runtime": "mcp",
+        "endpoint": {"transport": "stdio", "command": [sys.executable, "-c", "0"]},
+    }
+    config = {"routing": {"peers": "capability"}}
+    async with running(thinker("thinker", heard), manifests=[broken], config=config) as node:
+        envelope = await node.ask("notes", "think", "private")
+        preview = await node.operation("fabric.route.preview", {"agent_id": "notes", "capability": "think"})
+    assert not envelope["ok"]
+    assert heard == []
+    assert "thinker" not in str(preview)
+
+
 def thinker(agent_id: str, heard: list[str], **about: Any) -> Agent:
     agent = Agent(agent_id, **about)
 

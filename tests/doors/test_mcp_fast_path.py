@@ -61,7 +61,7 @@ def goes_the_short_way(node: Node, method: str, params: dict[str, Any], meta: di
     head, body = modern(method, params, meta=meta)
     headers = [(key.lower().encode(), value.encode()) for key, value in head.items()]
     headers.append((b"content-type", b"application/json"))
-    short: Any = node.fabric.doors[1].hot["/mcp"]._fast_path  # type: ignore[attr-defined]
+    short: Any = node.fabric.doors[1].hot["/mcp"]._find_fast_path({}, None)  # type: ignore[attr-defined]
     request = short.parse({"headers": headers}, RequestHead(headers), wire.parse_message(json.dumps(body).encode()))
     return request is not None and short.is_trusted(request)
 

@@ -131,7 +131,7 @@ async def test_an_error_keeps_its_code_and_its_data(node: Node, mode: str) -> No
 @eras
 async def test_the_callers_credentials_stay_here_and_the_manifests_go_on(node: Node, mode: str) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    sent = {"traceparent": trace, "Cookie": "a=b", "X-Api-Key": "k", "Mcp-Param-Extra": "yes"}
+    sent = {"traceparent": trace, "Cookie": "a=b", "X-Api-Key": PSK, "Mcp-Param-Extra": "yes"}
     async with on(node, mode, headers=sent) as connected:
         seen = await connected.call_tool("extra_seen", {}, meta={"mine/own": [1]})
     found = seen.structured_content

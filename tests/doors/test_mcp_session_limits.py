@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.doors.test_fair_shares import end
 from tests.fixtures.mcp_raw import ACCEPT, Session, initialize, modern
 from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.fixtures.percy import Percy
@@ -84,7 +85,7 @@ async def test_the_limit_counts_the_sessions_of_all_addresses_together(percy: Pe
 
 async def test_it_is_the_idlest_that_is_closed(percy: Percy) -> None:
     """Also if a session is used for plain calls only, of which the SDK hears nothing."""
-    async with at(percy) as node:
+    async with at(percy, share_per_caller=1) as node:
         sessions = [await opened(node, GREEDY) for _ in range(MOST)]
         for used in (0, 1, 3):
             answer = await sessions[used].answer(calling("percy_reason", task="x"))
@@ -95,7 +96,7 @@ async def test_it_is_the_idlest_that_is_closed(percy: Percy) -> None:
 
 @pytest.mark.parametrize(("path", "tool"), [("/mcp", "percy_hold"), ("/agents/percy/mcp", "hold")])
 async def test_a_session_with_a_request_in_flight_is_not_idle(percy: Percy, path: str, tool: str) -> None:
-    async with at(percy) as node:
+    async with at(percy, share_per_caller=1) as node:
         first = await opened(node, GREEDY, path)
         asked = asyncio.ensure_future(first.answer(calling(tool, task="x")))
         await asyncio.wait_for(percy.started.wait(), PATIENCE)
@@ -107,7 +108,7 @@ async def test_a_session_with_a_request_in_flight_is_not_idle(percy: Percy, path
 
 
 async def test_if_all_are_in_use_the_next_one_is_told_when_to_come_back(percy: Percy) -> None:
-    async with at(percy) as node:
+    async with at(percy, share_per_caller=1) as node:
         sessions = [await opened(node, GREEDY) for _ in range(MOST)]
         asked = []
         for each in sessions:
@@ -122,6 +123,29 @@ async def test_if_all_are_in_use_the_next_one_is_told_when_to_come_back(percy: P
         percy.may_go_on.set()
         await asyncio.gather(*asked)
         assert await initialized(node, HONEST, "/mcp") == 200
+
+
+@requirement("001-52")
+@pytest.mark.parametrize(
+    ("path", "tool"), [("/mcp", "percy_hold"), ("/agents/percy/mcp", "hold"), ("/agents/tiny/mcp", "wait")]
+)
+async def test_a_caller_that_uses_all_its_sessions_keeps_no_other_caller_out(
+    percy: Percy, path: str, tool: str
+) -> None:
+    async with at(percy, {"max_sessions": 8, "sessions_per_agent": 8}) as node:
+        honest = await opened(node, HONEST, path)
+        held = []
+        for _ in range(6):
+            session = await opened(node, GREEDY, path)
+            held.append(asyncio.ensure_future(session.answer(calling(tool, task="x"))))
+            await session.answer({"jsonrpc": "2.0", "id": 2, "method": "ping"})  # the call has arrived before
+        refused = await node.send("POST", path, json=initialize(), headers={"Accept": ACCEPT}, token=GREEDY)
+        assert refused.status == 429
+        assert "its share" in refused.json["error"]["message"]
+        third = await opened(node, THIRD, path)
+        assert await initialized(node, GREEDY, path) == 429
+        assert [await lives(each) for each in (honest, third)] == [True, True]
+        await end(held)
 
 
 async def test_conversations_of_the_stateless_era_with_a_program_make_room_too(percy: Percy) -> None:

@@ -215,7 +215,7 @@ async def test_a_cancelled_request_is_answered_after_the_node_has_begun_to_ping(
     async with Session(node) as session, asyncio.timeout(PATIENCE):
         asking = asyncio.ensure_future(session.answer(WAITING))
         await percy.started.wait()
-        [reply] = node.fabric.doors[1].hot["/mcp"]._fast_path._ping_timers._expires_at  # type: ignore[attr-defined]
+        [reply] = node.fabric.doors[1].hot["/mcp"]._find_fast_path({}, None)._ping_timers._expires_at  # type: ignore[attr-defined]
         reply.expire()  # as after 15 seconds
         await reply._ping_task
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}

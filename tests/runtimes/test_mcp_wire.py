@@ -157,8 +157,8 @@ async def test_a_call_that_ends_in_its_midst_is_not_sent_again(served: Served, s
 @pytest.mark.parametrize(
     ("status", "kind", "sentence"),
     [
-        (400, UpstreamRefused, "The MCP server answered HTTP 400"),
-        (405, UpstreamRefused, "The MCP server answered HTTP 405"),
+        (400, UpstreamRefused, "The MCP server answered HTTP 400: no"),
+        (405, UpstreamRefused, "The MCP server answered HTTP 405: no"),
         (202, UpstreamRefused, "server answered a request with 202 Accepted"),
         (503, AgentOffline, "The MCP server answered HTTP 503"),
         (502, UpstreamInterrupted, "The MCP server answered HTTP 502"),

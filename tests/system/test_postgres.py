@@ -49,6 +49,7 @@ from tests.contracts.stores import (
 from tests.fixtures.disk import enlarge, needs_root, small_disk
 from tests.fixtures.pooler import Moment, Pooler
 from tests.fixtures.postgres import Server, binary
+from tests.fixtures.relay import Cut, Relay
 from tests.unit.made import agent
 
 pytestmark = pytest.mark.soak
@@ -319,6 +320,23 @@ async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, mom
         assert pooler.cuts == 4
         assert await log_of(store, job.job_id) == [(1, "a"), (2, "end")]
         assert len(await store.messages.read_conversation("conv_1")) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "late"])
+async def test_a_statement_whose_answer_never_came_is_done_once(server: Server, moment: Cut) -> None:
+    async with Relay(server.database()) as relay, opened(relay.address) as store:
+        job = await begun(store)
+        relay.cut_at_next_write(moment)
+        accepted = await store.jobs.accept(new_job(key="k", digest="d", hold=HoldRequest(worker="w", lease=60)))
+        assert accepted.is_new
+        relay.cut_at_next_write(moment)
+        assert await store.jobs.append(job.fencing_token, tokens("a")) == 1
+        relay.cut_at_next_write(moment)
+        assert (await store.jobs.release(job.fencing_token, completed("42", "end"))).events == 2
+        assert (relay.cuts, relay.delivered) == (3, 3 if moment == "late" else 0)
+        assert await log_of(store, job.job_id) == [(1, "a"), (2, "end")]
+        assert await store.jobs.append(accepted.job.fencing_token, tokens("b")) == 1
+        assert len((await store.jobs.list(JobFilter())).jobs) == 2
 
 
 async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each_other(server: Server) -> None:

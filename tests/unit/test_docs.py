@@ -6,7 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from bench import performance_page
 from bench.chart import COLOURS, draw_chart, read_rows
+from bench.results import read_results
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "a2a_fabric"
@@ -41,12 +43,23 @@ def definitions(path: Path) -> set[str]:
 
 def test_the_page_about_logs_and_metrics_names_every_metric() -> None:
     page = (ROOT / "docs" / "observing.md").read_text("utf-8")
-    named = {re.sub("_(total|info)$", "", name) for name in re.findall(r"`(fabric_\w+)`", page)}
-    assert named == set(re.findall(r'"(fabric_\w+)"', (SOURCE / "telemetry" / "metrics.py").read_text("utf-8")))
+    source = (SOURCE / "telemetry" / "metrics.py").read_text("utf-8")
+    named, rendered = (
+        {re.sub("_(total|info)$", "", name) for name in re.findall(pattern, text)}
+        for pattern, text in ((r"`(fabric_\w+)`", page), (r'"(fabric_\w+)"', source))
+    )
+    assert named == rendered
 
 
-def test_the_chart_shows_the_table_of_the_page_about_performance() -> None:
-    rows = read_rows((ROOT / "docs" / "performance.md").read_text("utf-8"))
+def test_the_chart_shows_the_kept_results_of_the_bench() -> None:
+    rows = read_rows(read_results())
     for name, colours in COLOURS.items():
         drawn = (ROOT / "docs" / "images" / f"performance-{name}.svg").read_text("utf-8")
         assert drawn == draw_chart(rows, colours), "run: python -m bench.chart"
+
+
+def test_the_figures_of_the_pages_are_the_kept_results_of_the_bench() -> None:
+    for path in performance_page.PAGES:
+        page = path.read_text("utf-8")
+        assert "<!-- bench:" in page
+        assert page == performance_page.render_page(page, read_results()), "run: python -m bench.performance_page"

@@ -9,8 +9,9 @@ from typing import Any
 
 from a2a_fabric.core.agent import ListedAgent, Manifest, NodeListing, Status, is_imported, node_entry_of
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.registry.changes import RegistryChanges
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
-from a2a_fabric.registry.registry import Registry, RegistryChanges
+from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.sources.nodes import NodeAgents
 from tests.unit.made import Listed as Source
 from tests.unit.made import agent, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from a2a_fabric.stores.postgres.connections import hosts_from_address
+from a2a_fabric.stores.postgres.hosts import hosts_from_address
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from a2a_fabric.core.errors import AgentNotFound, ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
-from a2a_fabric.registry.registry import CatalogFilter, Planner, Registry
+from a2a_fabric.registry.planner import Planner
+from a2a_fabric.registry.registry import CatalogFilter, Registry
 from tests.marks import requirement
 from tests.unit.made import LOCAL, Listed, agent, until
 

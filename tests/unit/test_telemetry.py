@@ -22,7 +22,7 @@ from a2a_fabric.core.propagation import current_trace, process_trace
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.entry import observe
-from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
+from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JSONHandler, LogWriter, Telemetry, capture_log_records
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
@@ -60,8 +60,8 @@ class Station:
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.text.splitlines()]
 
-    def samples(self) -> list[tuple[str, dict[str, str], float]]:
-        families = text_string_to_metric_families(self.metrics.render_exposition().decode())
+    async def samples(self) -> list[tuple[str, dict[str, str], float]]:
+        families = text_string_to_metric_families((await self.metrics.render_exposition()).decode())
         return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
@@ -309,14 +309,14 @@ EXPECTED = {
 async def test_metrics_carry_the_documented_names_and_labels() -> None:
     station = Station([{}, AgentOffline("x")])
     states = {"percy": Health(status="degraded", seen_at=5.0)}
-    station.metrics.registry.register(
-        AgentCollector(lambda: [PERCY, agent("b")], lambda: [TOOL], lambda name: states.get(name, Health()))
+    station.metrics.add_source(
+        AgentGauges(lambda: [PERCY, agent("b")], lambda: [TOOL], lambda name: states.get(name, Health())).render
     )
     for wanted in (call(), call(), call("math.calculate", "eval")):
         await station.ask(wanted)
     station.metrics.count_auth_attempt("psk", "success")
     station.writer.close()
-    samples = station.samples()
+    samples = await station.samples()
     labels = {name: set(labels) for name, labels, _ in samples}
     assert {name: labels.get(name) for name in EXPECTED} == EXPECTED
     values = {(name, *sorted(labels.items())): value for name, labels, value in samples}
@@ -334,22 +334,22 @@ async def test_no_caller_can_add_series_to_the_metrics() -> None:
     station = Station([BadInput("x"), {}])
     await station.ask()
     await station.ask(call("nobody", "anything"))
-    before = len(station.samples())
+    before = len(await station.samples())
     for number in range(200):
         await station.ask(call(f"agent-{number}", f"capability-{number}"))
         await station.ask(call("percy", f"capability-{number}"))
     station.writer.close()
-    after = station.samples()
+    after = await station.samples()
     assert not [labels for _, labels, _ in after if any("-1" in value for value in labels.values())]
     assert len(after) <= before * 2
 
 
-def test_a_capability_is_counted_under_its_declared_name() -> None:
+async def test_a_capability_is_counted_under_its_declared_name() -> None:
     metrics = Metrics("1")
     manifest: Manifest = agent("cook", "parse-recipe")
     metrics.get_tally(manifest, "PARSE_RECIPE", None).add(0.1)
-    assert b'capability="parse-recipe"' in metrics.render_exposition()
-    assert b"PARSE_RECIPE" not in metrics.render_exposition()
+    assert b'capability="parse-recipe"' in await metrics.render_exposition()
+    assert b"PARSE_RECIPE" not in await metrics.render_exposition()
 
 
 async def test_agents_that_left_leave_the_metrics_once_there_are_many() -> None:
@@ -361,10 +361,11 @@ async def test_agents_that_left_leave_the_metrics_once_there_are_many() -> None:
         telemetry.record_status_change(f"guest-{number}", "unknown", "offline", "it is not there")
         telemetry.on_catalog_changed(Catalog([PERCY]))
     telemetry.record_status_change("percy", "unknown", "online", "it answered")
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
     telemetry.metrics.count_fallback("percy", "guest-1", "timeout")
     await compose([observe(telemetry)], station.runtime)(call(), ignore_event)
     station.writer.close()
-    samples = station.samples()
+    samples = await station.samples()
     assert len([1 for name, _, _ in samples if name == "fabric_agent_status_changes_total"]) < 15_000
     [calls] = [
         value for name, labels, value in samples if name == "fabric_calls_total" and labels["target_id"] == "percy"

@@ -221,4 +221,6 @@ def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> 
     fields += [("note", notice) for notice in health.get("notices", [])]
     fields += [("problem", f"{source}: {problem}") for source, problem in health["problems"].items()]
     fields += [("offline", f"{agent}: {reason}") for agent, reason in health["agents"]["errors"].items()]
+    if more := health["agents"].get("more_errors"):
+        fields.append(("offline", f"{more} more; list them with: a2a-fabric agents --status offline"))
     print_fields(fields)

@@ -125,13 +125,23 @@ class _Session:
         """The agents that are offline, and those that have not answered yet."""
         ends_at = time.monotonic() + _SETTLE_SECONDS
         while True:
-            reply = await self._request("tools/call", {"name": "fabric_agent_list", "arguments": {}})
-            agents = (reply.get("structuredContent") or {}).get("agents", [])
+            agents = await self._list_agents()
             if time.monotonic() > ends_at or all(each["status"] != "unknown" for each in agents):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         silent = {each["agent_id"]: "it has not answered yet" for each in agents if each["status"] == "unknown"}
         return silent | {each["agent_id"]: each.get("error") or "" for each in agents if each["status"] == "offline"}
+
+    async def _list_agents(self) -> list[dict[str, Any]]:
+        agents: list[dict[str, Any]] = []
+        arguments: dict[str, Any] = {}
+        while True:
+            reply = await self._request("tools/call", {"name": "fabric_agent_list", "arguments": arguments})
+            page = reply.get("structuredContent") or {}
+            agents += page.get("agents", [])
+            if not page.get("next_cursor"):
+                return agents
+            arguments = {"cursor": page["next_cursor"]}
 
     async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return await self._send({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})

@@ -153,6 +153,45 @@ def _tools() -> None:
     """
 
 
+class PassportCommands(CommandGroup):
+    rows: ClassVar = {
+        "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
+        "issue": CommandRow("credentials", "Issue a passport for an agent.", "issue_new_passport"),
+        "inspect": CommandRow("credentials", "Show what a passport says.", "inspect_passport"),
+        "verify": CommandRow("credentials", "Check a passport's signature and times.", "verify_one_passport"),
+        "revoke": CommandRow("credentials", "Add a passport to a revocation list.", "revoke_credential"),
+    }
+
+
+def _passport() -> None:
+    """Issue, inspect, verify and revoke passports.
+
+    A passport says which agent acts for which principal, with which scopes and until when. Its issuer signs it.
+
+    Example: a2a-fabric passport issue alice --scope agent:percy
+    """
+
+
+class MandateCommands(CommandGroup):
+    rows: ClassVar = {
+        "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
+        "issue": CommandRow("credentials", "Issue a mandate for a delegate.", "issue_new_mandate"),
+        "narrow": CommandRow("credentials", "Pass a mandate on with less than it allows.", "narrow_one_mandate"),
+        "inspect": CommandRow("credentials", "Show what a mandate says, link by link.", "inspect_mandate"),
+        "verify": CommandRow("credentials", "Check a mandate and all its links.", "verify_one_mandate"),
+        "revoke": CommandRow("credentials", "Add a mandate to a revocation list.", "revoke_credential"),
+    }
+
+
+def _mandate() -> None:
+    """Issue, narrow, inspect, verify and revoke mandates.
+
+    A mandate lets a delegate act for a principal. Each delegate may pass it on with less than it allows.
+
+    Example: a2a-fabric mandate issue alice planner --issuer corp --scope agent:percy
+    """
+
+
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Print the version.
 
@@ -189,6 +228,10 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "connect": CommandRow("connect", "Add this node to the configuration of an MCP client.", "connect_client"),
     "check": CommandRow("check", "Check the configuration and show what would run; opens no port."),
+    "passport": CommandRow("program", "Issue, inspect, verify and revoke passports.", "_passport", PassportCommands),
+    "mandate": CommandRow(
+        "program", "Issue, narrow, inspect, verify and revoke mandates.", "_mandate", MandateCommands
+    ),
     "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),
     "version": CommandRow("program", "Print the version.", "_version"),

@@ -44,6 +44,7 @@ from a2a_fabric.core.errors import (
     FabricError,
     RateLimited,
     StoreUnavailable,
+    UpstreamFailed,
     UpstreamInterrupted,
 )
 from a2a_fabric.core.propagation import MaybeChain, Trace, chain_to_headers, new_id
@@ -104,8 +105,7 @@ class FabricClient:
         self, capability: str | None = None, tag: str | None = None, status: Status | None = None
     ) -> list[dict[str, Any]]:
         """The agents that the node knows, or those with this capability, tag or status."""
-        response = await self._query("fabric.agent.list", capability=capability, tag=tag, status=status)
-        return list(response.get("agents", []))
+        return await self._query_all("fabric.agent.list", "agents", capability=capability, tag=tag, status=status)
 
     async def search(
         self,
@@ -132,7 +132,7 @@ class FabricClient:
 
     async def tools(self, category: str | None = None, provider: str | None = None) -> list[dict[str, Any]]:
         """Built-in tools (`provider="builtin"`) and the agents' capabilities as tools (`provider="agent"`)."""
-        return list((await self._query("fabric.tool.list", category=category, provider=provider)).get("tools", []))
+        return await self._query_all("fabric.tool.list", "tools", category=category, provider=provider)
 
     async def health(self) -> dict[str, Any]:
         """The health of the node, its registry and its agents."""
@@ -239,6 +239,17 @@ class FabricClient:
     async def operation(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Any operation of the node by its name: `await fabric.operation("fabric.message.queue_status")`."""
         return (await self._send(name, arguments, self.timeout)).data
+
+    async def _query_all(self, operation: str, name: str, **arguments: Any) -> list[dict[str, Any]]:
+        """The items of all pages. A node answers with one page unless it has very many."""
+        page = await self._query(operation, **arguments)
+        items = list(page.get(name, []))
+        while cursor := page.get("next_cursor"):
+            page = await self._query(operation, **arguments, cursor=cursor)
+            items += page.get(name, [])
+            if page.get("next_cursor") == cursor:
+                raise UpstreamFailed(f"The node answered the same page of {operation} twice")
+        return items
 
     async def _query(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Run an operation that changes nothing, so it may be repeated."""

@@ -41,7 +41,14 @@ class DirectoryClient:
         self, capabilities: Sequence[str] | None = None, limit: int | None = None
     ) -> list[dict[str, Any]]:
         """Agents with any of these capabilities, or all agents; the best first."""
-        return list((await self._call("discover", {"capabilities": capabilities, "limit": limit}))["agents"])
+        params = {"capabilities": capabilities, "limit": limit}
+        page = await self._call("discover", params)
+        agents = {agent["agentId"]: agent for agent in page["agents"]}
+        while limit is None and (cursor := page.get("nextCursor")):
+            page = await self._call("discover", {**params, "cursor": cursor})
+            for agent in page["agents"]:
+                agents.setdefault(agent["agentId"], agent)
+        return list(agents.values())
 
     async def agent(self, agent_id: str) -> dict[str, Any]:
         return await self._call("agent", {"agent_id": agent_id})

@@ -26,6 +26,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -35,17 +36,22 @@ from a2a_fabric.core.propagation import DELEGATION_HEADER, Trace, encode_chain_h
 from a2a_fabric.core.result import Answers, AnyJSON, Event, OriginalMessage, Part, PartKind, Result
 from a2a_fabric.core.view import View
 
-AuthMode = Literal["psk", "passport", "mtls", "jwt", "oauth2", "api_key", "none"]
+AuthMode = Literal["psk", "passport", "mandate", "mtls", "jwt", "oauth2", "api_key", "none"]
 Format = Literal["text", "json", "toolcalls"]
 
 DEFAULT_TIMEOUT_MS = 60_000
 MAX_CONVERSATION_ID = 256  # characters; most nodes and platforms take no longer id
 _NO_HEADERS: Mapping[str, str] = {}
+_DELEGATED_MODES = ("passport", "mandate")
 _CALLER_DIGITS = 32  # hexadecimal digits, 128 bits
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller, on whose behalf it calls, and its scopes. Without `views` it is the envelope's `auth` block."""
+    """The caller, on whose behalf it calls, and its scopes. Without `views` it is the envelope's `auth` block.
+
+    `principal_id` is who answers for the call; with a passport or a mandate, `delegate_id` is the agent that calls for
+    it. `narrowed_by` is set only where `scp` is: it comes from a second credential of the request.
+    """
 
     mode: AuthMode = "none"
     principal_id: str | None = None
@@ -58,6 +64,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     cap: tuple[str, ...] | None = None
     scp: tuple[str, ...] | None = None
     trust: TrustTier = "public"
+    narrowed_by: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # further scopes that must allow, too
     views: tuple[View, ...] | msgspec.UnsetType = msgspec.UNSET  # the caller sees only what all of them include
 
 
@@ -129,7 +136,17 @@ def make_propagation_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS
 
 def owner_from_principal(principal: Principal) -> str:
     """The key under which a principal's jobs, registrations and conversations are found again."""
-    return f"{principal.mode}:{principal.principal_id}" if principal.principal_id else f"{principal.mode}:"
+    return f"{principal.mode}:{caller_name(principal) or ''}"
+
+
+def caller_name(principal: Principal) -> str | None:
+    """The name of the caller among others. An agent that calls for a principal has a name, and so an inbox, jobs and
+    conversations, of its own: other agents of the principal may have been given other scopes.
+    """
+    if principal.mode not in _DELEGATED_MODES or principal.delegate_id is None:
+        return principal.principal_id
+    issuer, _, subject = (principal.principal_id or "").partition(":")
+    return f"{issuer}~{quote(principal.delegate_id, safe='')}:{subject}"  # names of issuers have no `~`
 
 
 def derive_conversation_id(call: Call) -> str | None:

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
@@ -56,6 +57,7 @@ E = TypeVar("E", bound="FabricError")
 _INTERRUPTED, _BROKEN, _BUSY = "interrupted", "broken", "busy"
 
 _MAX_SHOWN = 128  # characters of a name that a caller sent
+_MAX_COMPARED = 100  # names
 _MAX_NAMES = 6  # of a list of names in a sentence
 
 _ERROR_BY_CODE: dict[str, type[FabricError]] = {}
@@ -484,7 +486,11 @@ def error_from_agent(code: str, message: str, details: dict[str, Any] | None = N
 
 def suggest_nearest(word: str, candidates: Iterable[str]) -> str:
     """' (nearest: percy)' if one of the known words is close, else nothing."""
-    close = difflib.get_close_matches(word[:_MAX_SHOWN], list(candidates)[:2000], n=1, cutoff=0.6)
+    word, names = word[:_MAX_SHOWN], list(islice(candidates, 2000))
+    if len(names) > _MAX_COMPARED:  # a comparison takes long, so only the most promising are compared
+        names = [name for name in names if abs(len(name) - len(word)) <= 2]
+        names.sort(key=lambda name: (name[:3] != word[:3], name[-3:] != word[-3:], len(name) != len(word)))
+    close = difflib.get_close_matches(word, names[:_MAX_COMPARED], n=1, cutoff=0.6)
     return f" (nearest: {close[0]})" if close else ""
 
 

@@ -41,9 +41,16 @@ REGISTER_SCOPE = "register"
 SCOPE_KINDS = ("agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox", "topic", "publish", "subscribe")
 # Scopes without a name. Other kinds need one: tokens of other issuers use such words for their own ends.
 _NAMELESS_SCOPES = (METRICS_SCOPE, REGISTER_SCOPE)
+_COVERING_KINDS = {"publish": ("publish", "topic"), "subscribe": ("subscribe", "topic")}
 _MAX_SHOWN = 128
 
-AccessKey = tuple[TrustTier, tuple[str, ...] | None, tuple[str, ...] | None, tuple[View, ...] | msgspec.UnsetType]
+AccessKey = tuple[
+    TrustTier,
+    tuple[str, ...] | None,
+    tuple[str, ...] | None,
+    tuple[tuple[str, ...], ...] | msgspec.UnsetType,
+    tuple[View, ...] | msgspec.UnsetType,
+]
 
 
 # Whether views include a capability of an agent, as long as its manifest stays the same.
@@ -73,6 +80,22 @@ class ScopeSet(msgspec.Struct, frozen=True):
             return True
         prefixes = self.prefixes.get(kind)
         return prefixes is not None and name.startswith(prefixes)
+
+    def covers(self, other: ScopeSet) -> bool:
+        """Whether it allows all that the other one allows."""
+        if self.allows_all:
+            return True
+        if other.allows_all:
+            return False
+        return all(
+            any(self.grants(kind, name) for kind in _COVERING_KINDS.get(each, (each,)))
+            for each, names in other.names.items()
+            for name in names
+        ) and all(
+            any(prefix.startswith(self.prefixes.get(kind, ())) for kind in _COVERING_KINDS.get(each, (each,)))
+            for each, prefixes in other.prefixes.items()
+            for prefix in prefixes
+        )
 
     def allows_capability(self, normalized_name: str) -> bool:
         """Whether this capability may be called of any agent that has it."""
@@ -106,9 +129,14 @@ def is_known_scope(scope: str) -> bool:
     return scope == ALL_SCOPES or scope in _NAMELESS_SCOPES or (kind in SCOPE_KINDS and name != "")
 
 
+def covers_scopes(scopes: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether the scopes allow all that the others allow. An unknown scope among the others counts as more."""
+    return all(map(is_known_scope, others)) and parse_scopes(scopes).covers(parse_scopes(others))
+
+
 def make_access_key(principal: Principal) -> AccessKey:
     """A key that is equal for callers with the same access."""
-    return principal.trust, principal.scp, principal.cap, principal.views
+    return principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views
 
 
 def has_no_rights(principal: Principal) -> bool:
@@ -295,6 +323,9 @@ def may_know_topic(principal: Principal, topic: str) -> bool:
 
 def _limits(principal: Principal) -> tuple[ScopeSet, ...]:
     scp, cap = principal.scp, principal.cap
+    if principal.narrowed_by:
+        given = (scp, cap, *principal.narrowed_by)
+        return tuple(parse_scopes(scopes) for scopes in given if scopes is not None)
     if cap is None:
         return () if scp is None else (parse_scopes(scp),)
     return (parse_scopes(cap),) if scp is None else (parse_scopes(scp), parse_scopes(cap))

@@ -275,8 +275,8 @@ class _Alternatives:
         """Other agents with the capability, best first."""
         request = self._request
         own_capability = self._target.find_capability(request.capability)
-        if not request.any_agent and own_capability is not None and not own_capability.may_repeat:
-            return []
+        if not request.any_agent and (own_capability is None or not own_capability.may_repeat):
+            return []  # also if the agent never said what it offers: it may have meant something else by that name
         if not request.any_agent and self._agents.is_discovered(self._target.agent_id):
             return []
         peers: list[Candidate] = []

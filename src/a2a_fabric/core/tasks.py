@@ -10,18 +10,33 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from math import inf
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import CallTimeout, StoreError
 from a2a_fabric.core.result import Result
 
+T = TypeVar("T")
+
+SLICE = 32  # agents that are handled between two turns of the event loop
 _SHORT_TIMEOUT = 2.0  # seconds; below this a late deadline would be noticed
 _SWEEP_INTERVAL = 0.1
+
+
+async def iterate_in_slices(items: Iterable[T], size: int = SLICE) -> AsyncIterator[tuple[T, ...]]:
+    """The items, a few at a time. Other tasks run after each slice, so a long list never holds the event loop.
+
+    The items must not change meanwhile.
+    """
+    iterator = iter(items)
+    while part := tuple(islice(iterator, size)):
+        yield part
+        await asyncio.sleep(0)
 
 
 class Expirable(Protocol):

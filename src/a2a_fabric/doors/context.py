@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
@@ -99,7 +99,7 @@ class DoorContext:
     subscriptions: FairLimit
     caller_share: float = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
-    metrics: Callable[[], bytes] | None = None
+    metrics: Callable[[], Awaitable[bytes]] | None = None
     call_log: CallLog | None = None
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
@@ -119,6 +119,8 @@ async def _prepare_nothing() -> None:
 class Door:
     """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
 
+    `hot_routes` are those of the routes whose paths become hot when they are first used. Their endpoints are ASGI
+    applications that need no more of the scope than a hot path has, and `path_params`.
     The node enters `lifetime` before it serves and exits it afterwards; it calls `stop` when it takes no new requests.
     It awaits `prepare` when its agents are known, before it serves: what the first request would wait for is loaded.
     """
@@ -126,6 +128,7 @@ class Door:
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
     sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
+    hot_routes: Sequence[Route] = ()
     lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.agent import TRUST_RANK, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
 from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
@@ -29,6 +29,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     host: str | None = None  # the host name that the client used
     origin: str | None = None  # the site whose script sends the request, if a browser does
+    passport: str | None = None  # of `X-Agent-Passport`
     view: str | None = None  # the views to which the request narrows itself, separated by commas
 
     @property
@@ -38,6 +39,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
             scheme, _, token = self.authorization.partition(" ")
             return token.strip() if scheme.lower() in _SCHEMES else None
         return self.api_key
+
+    @property
+    def is_single(self) -> bool:
+        """Whether `authorization` is all that identifies the caller."""
+        return self.passport is None and (self.api_key is None or self.authorization is None)
 
     @property
     def is_cross_site(self) -> bool:
@@ -95,6 +101,27 @@ def _principal_from_key(key: SharedKey) -> Principal:
     return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust, views=views)
 
 
+def combine_credentials(token: Principal, passport: Principal) -> Principal:
+    """The holder of the passport, with what both credentials allow.
+
+    A token names a principal, which must be that of the passport. A key says only who sends the request, so its holder
+    may send it for any principal who gave it a passport. Raises AuthInvalid.
+    """
+    if token.mode != "psk" and token.principal_id != passport.principal_id:
+        raise AuthInvalid(
+            f"The token belongs to '{token.principal_id}', the passport to '{passport.principal_id}'. "
+            "Send only one of them, or two of the same principal"
+        )
+    limits = tuple(scopes for scopes in (token.scp, token.cap) if scopes is not None)
+    views = {view.name: view for view in (*(token.views or ()), *(passport.views or ()))}
+    return msgspec.structs.replace(
+        passport,
+        trust=max(token.trust, passport.trust, key=TRUST_RANK.__getitem__),
+        narrowed_by=limits or UNSET,
+        views=tuple(views[name] for name in sorted(views)) or UNSET,
+    )
+
+
 _MAX_CACHED = 10_000
 _MAX_CACHED_HEADER = 1024  # characters; a caller may write its key in many ways, with any number of spaces before it
 _MAX_VIEWS = 8  # that one request names
@@ -106,6 +133,7 @@ class TokenPrincipals(Protocol):
     """The tokens of trusted issuers; see `identity.trusted_issuers`."""
 
     def get_principal(self, token: str) -> Principal: ...
+    def get_passport_principal(self, passport: str) -> Principal: ...
     def is_fresh(self, token: str) -> bool: ...
     async def verify(self, token: str) -> None: ...
 
@@ -136,7 +164,7 @@ class Resolver:
         """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, BadInput for a view that does not exist, and
         RateLimited if a token cannot be checked now.
         """
-        principal = self._cache.get(credentials.authorization)
+        principal = self._cache.get(credentials.authorization) if credentials.is_single else None
         if principal is None:
             principal = self._identify(credentials)
         else:
@@ -174,31 +202,38 @@ class Resolver:
         self._count_outcome(principal.mode, "success")
         header = credentials.authorization
         is_short = header is not None and len(header) <= _MAX_CACHED_HEADER
-        if principal.mode == "psk" and is_short and len(self._cache) < _MAX_CACHED:
+        if principal.mode == "psk" and is_short and credentials.is_single and len(self._cache) < _MAX_CACHED:
             self._cache[header] = principal
         return principal
 
     async def verify_token(self, credentials: Credentials) -> None:
         """Verify a token ahead of `__call__`, which then only looks up the outcome."""
-        token = credentials.bearer
-        if (
-            self._tokens is None
-            or not token
-            or self._tokens.is_fresh(token)
-            or self._keys.find_principal(token) is not None
-        ):
+        if self._tokens is None:
             return
-        await self._tokens.verify(token)
+        passport = credentials.passport
+        if passport is not None and not self._tokens.is_fresh(passport):
+            await self._tokens.verify(passport)
+        for token in {credentials.bearer, credentials.api_key}:
+            if token and not self._tokens.is_fresh(token) and self._keys.find_principal(token) is None:
+                await self._tokens.verify(token)
 
     def _resolve(self, credentials: Credentials) -> Principal:
+        if credentials.passport is None:
+            return self._resolve_tokens(credentials)
+        if self._tokens is None:
+            raise AuthInvalid("This node trusts no issuer of passports (`auth.issuers`)")
+        holder = self._tokens.get_passport_principal(credentials.passport)
+        if credentials.authorization is None and credentials.api_key is None:
+            return holder
+        return combine_credentials(self._resolve_tokens(credentials), holder)
+
+    def _resolve_tokens(self, credentials: Credentials) -> Principal:
         token = credentials.bearer
         if token:
-            principal = self._keys.find_principal(token)
-            if principal is not None:
-                return principal
-            if self._tokens is None:
-                raise AuthInvalid
-            return self._tokens.get_principal(token)
+            principal = self._resolve_token(token)
+            if credentials.api_key is not None and self._resolve_token(credentials.api_key) != principal:
+                raise AuthInvalid("`Authorization` and `X-API-Key` belong to different callers. Send only one of them")
+            return principal
         if credentials.authorization is not None:
             raise AuthInvalid("This node accepts only 'Authorization: Bearer TOKEN'")
         if self._anonymous is None:
@@ -206,3 +241,11 @@ class Resolver:
         if self._anonymous.trust == "local" and credentials.is_cross_site:
             raise Forbidden("Without credentials, only programs on this machine may call, not pages of other sites")
         return self._anonymous
+
+    def _resolve_token(self, token: str) -> Principal:
+        principal = self._keys.find_principal(token)
+        if principal is not None:
+            return principal
+        if self._tokens is None:
+            raise AuthInvalid
+        return self._tokens.get_principal(token)

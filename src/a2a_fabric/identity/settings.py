@@ -5,7 +5,7 @@ Every node imports this module, so it needs no cryptography.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,6 +14,8 @@ from msgspec import Meta
 from a2a_fabric.core.agent import TrustTier
 
 _IssuerURL = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
+_IssuerName = Annotated[str, Meta(pattern=r"^[!-~]+$", max_length=2048)]
+CredentialKind = Literal["jwt", "passport", "mandate"]
 
 
 class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +28,30 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="The issuer's name on this node. A caller whom the issuer calls `alice` is `ID:alice` here.",
         ),
     ]
-    issuer: Annotated[_IssuerURL, Meta(description="The issuer's address, exactly as in the `iss` of its tokens.")]
+    issuer: Annotated[
+        _IssuerName,
+        Meta(
+            description="The issuer's address, exactly as in the `iss` of its tokens. With `jwks_file` or "
+            "`jwks_url`, any name."
+        ),
+    ]
+    accepts: Annotated[
+        tuple[CredentialKind, ...],
+        Meta(
+            description="Which credentials of the issuer count: `jwt` (any of its tokens, opaque ones included), "
+            "`passport`, `mandate`. Unset: all of them."
+        ),
+    ] = ("jwt", "passport", "mandate")
+    revoked_file: Annotated[
+        str | None,
+        Meta(
+            description="A file with the ids of its passports and mandates that were revoked, relative to this file. "
+            "The node notices changes at once."
+        ),
+    ] = None
+    revoked_url: Annotated[
+        _IssuerURL | None, Meta(description="The same at an address; the node fetches it every 30 seconds.")
+    ] = None
     audience: Annotated[
         tuple[str, ...],
         Meta(

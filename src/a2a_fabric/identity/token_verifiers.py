@@ -22,6 +22,7 @@ import msgspec
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, RateLimited
 from a2a_fabric.core.policy import is_known_scope, is_loopback
+from a2a_fabric.identity.revocations import RevocationList
 from a2a_fabric.identity.settings import IssuerSettings, metadata_urls
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
 
@@ -120,6 +121,18 @@ class VerifiedToken(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     fresh_until: float
     valid_until: float
+    ids: tuple[str, ...] = ()  # of a passport, or of a mandate and those that it was derived from
+    revocations: RevocationList | None = None
+
+    def check_revoked(self) -> None:
+        """Raises AuthInvalid, or RateLimited if that cannot be found out."""
+        revoked = None if self.revocations is None else self.revocations.find_revoked(self.ids)
+        if revoked is not None:
+            raise AuthInvalid(f"'{revoked[:64]}' was revoked by its issuer")
+
+
+class UnknownKey(AuthInvalid):
+    """The issuer has no such key; another one may have it."""
 
 
 class KeySet:
@@ -146,7 +159,7 @@ class KeySet:
             await self._refresh()
             match = self._find(key_id, algorithm)
         if match is None:
-            raise AuthInvalid(f"The token is signed with a key that {self._issuer} does not publish")
+            raise UnknownKey(f"The credentials are signed with a key that {self._issuer} does not publish")
         return match
 
     async def _refresh(self) -> None:
@@ -337,12 +350,17 @@ def principal_from_claims(
     """Raises AuthInvalid if the token names no subject."""
     client = claims.get("client_id", claims.get("azp"))
     subject = claims.get("sub", client)
+    principal, mandate_id = claims.get("prn"), claims.get("mnd")
+    if isinstance(principal, str) and isinstance(mandate_id, str):  # a mandate: its subject acts for the principal
+        client, subject, mode = subject, principal, "mandate"
     if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT_LENGTH or not subject.isprintable():
         raise AuthInvalid("The token names no subject (`sub`)")
     return Principal(
         mode=mode,
         principal_id=f"{issuer.id}:{subject}",
         delegate_id=client if isinstance(client, str) and client != subject else None,
+        mandate_id=mandate_id if isinstance(mandate_id, str) else None,
+        cog_id=cog if isinstance(cog := claims.get("cog"), str) else None,
         key_id=key_id,
         scp=_scopes_from_claims(claims, issuer),
         cap=_cap_from_claims(claims),

@@ -9,12 +9,17 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, ConfigError, FabricError, RateLimited
+from a2a_fabric.identity.delegation_verifiers import IssuerTerms, MandateVerifier, PassportVerifier
+from a2a_fabric.identity.mandates import SEPARATOR as MANDATE_SEPARATOR
+from a2a_fabric.identity.mandates import is_mandate
+from a2a_fabric.identity.passports import is_passport
+from a2a_fabric.identity.revocations import FetchedRevocations, FileRevocations, RevocationList
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import (
     KEY_PAIR_ALGORITHMS,
@@ -25,6 +30,7 @@ from a2a_fabric.identity.token_verifiers import (
     JWTVerifier,
     KeySet,
     NotAJWT,
+    UnknownKey,
     VerificationKey,
     VerifiedToken,
     is_secure_url,
@@ -45,15 +51,14 @@ class TokenVerifier(Protocol):
         ...
 
 
-class TrustedIssuer:
-    """One issuer: a verifier for its signed tokens, one for its opaque tokens, or both."""
+class TrustedIssuer(NamedTuple):
+    """One issuer, with a verifier for each kind of its credentials that counts."""
 
-    def __init__(
-        self, name: str, jwt_verifier: TokenVerifier | None, introspection_verifier: TokenVerifier | None
-    ) -> None:
-        self.name = name
-        self.jwt_verifier = jwt_verifier
-        self.introspection_verifier = introspection_verifier
+    name: str
+    jwt_verifier: TokenVerifier | None = None
+    introspection_verifier: TokenVerifier | None = None  # for opaque tokens
+    passport_verifier: TokenVerifier | None = None
+    mandate_verifier: TokenVerifier | None = None
 
 
 class TrustedTokens:
@@ -72,7 +77,15 @@ class TrustedTokens:
             raise outcome.error
         if outcome.valid_until <= time.time():
             raise AuthExpired("The token has expired")
+        if outcome.revocations is not None:
+            outcome.check_revoked()
         return outcome.principal
+
+    def get_passport_principal(self, passport: str) -> Principal:
+        """The same for a passport. Raises AuthInvalid, too, if it is a token of another kind."""
+        if not is_passport(passport):
+            raise AuthInvalid("The passport is not JSON, and not the base64url of JSON")
+        return self.get_principal(passport)
 
     def is_fresh(self, token: str) -> bool:
         outcome = self._outcomes.get(token)
@@ -112,33 +125,33 @@ class TrustedTokens:
     async def _verify_by_issuer(self, token: str) -> VerifiedToken:
         if len(token) > _MAX_TOKEN_LENGTH or not token.isascii():
             raise AuthInvalid
+        issuers = self._issuers.values()
+        if is_passport(token):
+            return await self._try_verifiers(token, [each.passport_verifier for each in issuers])
         try:
-            name = read_issuer(token)
+            name = read_issuer(token.partition(MANDATE_SEPARATOR)[0])
         except NotAJWT:
-            return await self._try_verifiers(
-                token,
-                [
-                    each.introspection_verifier
-                    for each in self._issuers.values()
-                    if each.introspection_verifier is not None
-                ],
-            )
+            return await self._try_verifiers(token, [each.introspection_verifier for each in issuers])
         issuer = self._issuers.get(name or "")
         if issuer is None:
             raise AuthInvalid("The token's issuer (`iss`) is not trusted on this node")
-        return await self._try_verifiers(
-            token, [each for each in (issuer.jwt_verifier or issuer.introspection_verifier,) if each is not None]
-        )
+        if is_mandate(token):
+            return await self._try_verifiers(token, [issuer.mandate_verifier])
+        return await self._try_verifiers(token, [issuer.jwt_verifier or issuer.introspection_verifier])
 
-    async def _try_verifiers(self, token: str, verifiers: Sequence[TokenVerifier]) -> VerifiedToken:
-        """The first verifier that accepts the token wins. If none does, one that could not check comes first."""
+    async def _try_verifiers(self, token: str, verifiers: Sequence[TokenVerifier | None]) -> VerifiedToken:
+        """The first verifier that accepts the token wins. If none does, one that could not check comes first, and one
+        that does not know the key comes last.
+        """
         refusals: list[FabricError] = []
         for verifier in verifiers:
             try:
-                return await verifier.check(token)
+                if verifier is not None:
+                    return await verifier.check(token)
             except FabricError as error:
                 refusals.append(error)
-        raise next((each for each in refusals if isinstance(each, RateLimited)), (refusals or [AuthInvalid()])[0])
+        refusals.sort(key=lambda each: 0 if isinstance(each, RateLimited) else 2 if isinstance(each, UnknownKey) else 1)
+        raise refusals[0] if refusals else AuthInvalid()
 
 
 class _RefusedToken:
@@ -174,50 +187,60 @@ def _build_issuer(settings: IssuerSettings, base: Path, public_url: str | None, 
     audience = settings.audience or ((public_url,) if public_url else ())
     _check_settings(settings, audience)
     metadata = IssuerMetadata(settings.issuer, http)
-    has_keys = settings.jwks_url or settings.jwks_file or settings.secret
-    jwt_verifier = (
-        _build_jwt_verifier(settings, audience, base, metadata)
-        if has_keys or settings.introspection_url is None
-        else None
-    )
-    introspection_verifier = (
-        IntrospectionVerifier(settings, audience, metadata) if settings.client_id is not None else None
-    )
-    return TrustedIssuer(settings.issuer, jwt_verifier, introspection_verifier)
+    if settings.secret is not None:
+        jwt_verifier = JWTVerifier(settings, audience, _constant_key(settings.secret), SECRET_ALGORITHMS)
+        return TrustedIssuer(settings.issuer, jwt_verifier)
+    has_keys = settings.jwks_url or settings.jwks_file or settings.introspection_url is None
+    key_set = _build_key_set(settings, base, metadata) if has_keys else None
+    accepts_tokens, is_client = "jwt" in settings.accepts, settings.client_id is not None
+    verifiers: dict[str, TokenVerifier] = {}
+    if accepts_tokens and is_client:
+        verifiers["introspection_verifier"] = IntrospectionVerifier(settings, audience, metadata)
+    if key_set is not None:
+        if accepts_tokens:
+            verifiers["jwt_verifier"] = JWTVerifier(settings, audience, key_set.find_key, KEY_PAIR_ALGORITHMS)
+        terms = IssuerTerms(settings, audience, key_set.find_key, _build_revocations(settings, base, metadata))
+        if "passport" in settings.accepts:
+            verifiers["passport_verifier"] = PassportVerifier(terms)
+        if "mandate" in settings.accepts:
+            verifiers["mandate_verifier"] = MandateVerifier(terms)
+    return TrustedIssuer(settings.issuer, **verifiers)
 
 
 def _check_settings(settings: IssuerSettings, audience: tuple[str, ...]) -> None:
     where = f"auth.issuers: {settings.id}"
-    if not audience:
+    if not audience and "jwt" in settings.accepts:
         raise ConfigError(f"{where}: set `audience`, or the node's `public_url`: tokens must be issued for this node")
     if sum(each is not None for each in (settings.jwks_url, settings.jwks_file, settings.secret)) > 1:
         raise ConfigError(f"{where}: set only one of `jwks_url`, `jwks_file` and `secret`")
     if settings.introspection_url is not None and settings.client_id is None:
         raise ConfigError(f"{where}: `introspection_url` needs `client_id`, the name of this node at the issuer")
-    for key in ("issuer", "jwks_url", "introspection_url"):
+    if settings.revoked_file is not None and settings.revoked_url is not None:
+        raise ConfigError(f"{where}: set only one of `revoked_file` and `revoked_url`")
+    is_named_only = settings.jwks_file is not None or settings.jwks_url is not None or settings.secret is not None
+    for key in ("issuer", "jwks_url", "introspection_url", "revoked_url"):
         url = getattr(settings, key)
-        if url is not None and not is_secure_url(url):
+        if url is not None and not is_secure_url(url) and not (key == "issuer" and is_named_only):
             raise ConfigError(f"{where}: `{key}` must begin with https://, except on this machine")
 
 
-def _build_jwt_verifier(
-    settings: IssuerSettings, audience: tuple[str, ...], base: Path, metadata: IssuerMetadata
-) -> JWTVerifier:
-    if settings.secret is not None:
-        return JWTVerifier(settings, audience, _constant_key(settings.secret), SECRET_ALGORITHMS)
+def _build_key_set(settings: IssuerSettings, base: Path, metadata: IssuerMetadata) -> KeySet:
     if settings.jwks_file is not None:
         document = _read_key_set(base / settings.jwks_file, settings)
-        return JWTVerifier(
-            settings,
-            audience,
-            KeySet(settings.issuer, lambda: _return_document(document)).find_key,
-            KEY_PAIR_ALGORITHMS,
-        )
+        return KeySet(settings.issuer, lambda: _return_document(document))
 
     async def fetch() -> bytes:
         return await metadata.get(settings.jwks_url or await metadata.find_endpoint("jwks_uri"))
 
-    return JWTVerifier(settings, audience, KeySet(settings.issuer, fetch).find_key, KEY_PAIR_ALGORITHMS)
+    return KeySet(settings.issuer, fetch)
+
+
+def _build_revocations(settings: IssuerSettings, base: Path, metadata: IssuerMetadata) -> RevocationList | None:
+    if settings.revoked_file is not None:
+        return FileRevocations(base / settings.revoked_file)
+    if (url := settings.revoked_url) is not None:
+        return FetchedRevocations(url, lambda: metadata.get(url))
+    return None
 
 
 def _constant_key(secret: str) -> FindKey:

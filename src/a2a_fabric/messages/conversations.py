@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.call import Principal, caller_name, owner_from_principal
 from a2a_fabric.core.errors import CallerError, Forbidden, register_error_code
 from a2a_fabric.core.limits import ANONYMOUS_CALLER
 from a2a_fabric.core.message import Message, Party, new_conversation_id
@@ -25,7 +25,7 @@ class Senders:
         self._is_operator = is_operator
 
     def party_of(self, principal: Principal) -> Party:
-        return Party(id=principal.principal_id or ANONYMOUS_CALLER, kind="client")
+        return Party(id=caller_name(principal) or ANONYMOUS_CALLER, kind="client")
 
     def may_act_as(self, principal: Principal, party: Party) -> bool:
         """A client may act as itself, an owner as its registered agents, the node's own key as everyone.
@@ -37,12 +37,12 @@ class Senders:
         registration = self._find_registration(party.id) if party.kind == "agent" else None
         if registration is not None:
             return registration.owner == owner_from_principal(principal)
-        return party.id == (principal.principal_id or ANONYMOUS_CALLER)
+        return party.id == (caller_name(principal) or ANONYMOUS_CALLER)
 
     def check(self, principal: Principal, party: Party, field: str) -> None:
         """Raises Forbidden."""
         if not self.may_act_as(principal, party):
-            own_id = principal.principal_id or ANONYMOUS_CALLER
+            own_id = caller_name(principal) or ANONYMOUS_CALLER
             raise Forbidden(
                 f"These credentials belong to '{own_id}' and may not act for {party.inbox[:128]}", field=field
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -18,8 +17,10 @@ from a2a_fabric.core.policy import REGISTER_SCOPE, acts_as_operator, administers
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import OBJECT_SCHEMA, Operation, OperationRequest, TracedArguments, TraceRef
+from a2a_fabric.operations.pages import MAX_ITEMS, Page, PageCursor, PageLimit
 from a2a_fabric.operations.views import (
     flag_changed_tools,
     render_agent,
@@ -60,6 +61,8 @@ class AgentListArguments(AgentFilterArguments, frozen=True, kw_only=True):
         str | None, Meta(description="A `revision` from before: if it still holds, nothing is listed.")
     ] = None
     wait_ms: Annotated[int, Meta(ge=0, le=60_000, description="While that holds, wait so long for a change.")] = 0
+    limit: PageLimit = None
+    cursor: PageCursor = None
     trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
@@ -80,7 +83,9 @@ class AgentOperations:
         self._registrar = registrar
 
     def all(self) -> list[Operation[Any]]:
-        list_schema = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
+        fields = {"count": "integer", "total": "integer", "next_cursor": "string"}
+        properties = {"agents": {"type": "array"}, **{name: {"type": kind} for name, kind in fields.items()}}
+        list_schema = {"type": "object", "properties": properties}
         agent_schema = {"type": "object", "properties": {"agent": OBJECT_SCHEMA}, "required": ["agent"]}
         return [
             Operation("fabric.agent.list", "List the agents and what each can do.", AgentListArguments, self.list,
@@ -99,36 +104,53 @@ class AgentOperations:
         revision = changes.revision
         if arguments.known == revision:
             return Result(data={"agents": [], "count": 0, "revision": revision, "unchanged": True})
-        agents = self._render_agents(arguments, request)
-        node_id = self._gateway.node_id
-        return Result(data={"agents": agents, "count": len(agents), "revision": revision, "node_id": node_id})
+        page = await self._collect_page(arguments, request)
+        return Result(data={**page.render("agents"), "revision": revision, "node_id": self._gateway.node_id})
 
-    def _render_agents(self, arguments: AgentListArguments, request: OperationRequest) -> Sequence[dict[str, Any]]:
-        filters = arguments.filter or arguments
-        registry, render = self._gateway.registry, render_agent if arguments.details else render_agent_item
-        visible = registry.visible_to(request.principal)
-        manifests = registry.list_agents(
-            CatalogFilter(**{name: getattr(filters, name) for name in CatalogFilter.__struct_fields__}), visible
-        )
-        if filters.owner is not None:
-            manifests = [
-                manifest for manifest in manifests if self._registrar.find_owner(manifest.agent_id) == filters.owner
-            ]
+    async def _collect_page(self, arguments: AgentListArguments, request: OperationRequest) -> Page:
+        """In slices, with other requests in between."""
+        fields = arguments.filter or arguments
+        registry, owner = self._gateway.registry, fields.owner
+        filters = CatalogFilter(**{name: getattr(fields, name) for name in CatalogFilter.__struct_fields__})
+        page = Page(arguments.limit, arguments.cursor)
+        visible = await registry.prepare_view(request.principal)
+        candidates = registry.find_candidates(filters, visible)
+        is_filtered = owner is not None or not filters.is_exact
+        if arguments.cursor is not None or len(candidates) > (arguments.limit or MAX_ITEMS):
+            after = page.after[0] if page.after is not None and not is_filtered else None
+            candidates = visible.sort_by_id(candidates, after)
+        async for manifests in iterate_in_slices(candidates):
+            for manifest in manifests:
+                if is_filtered and not registry.matches(manifest, filters):
+                    continue
+                if owner is not None and self._registrar.find_owner(manifest.agent_id) != owner:
+                    continue
+                page.total += 1
+                if page.wants((manifest.agent_id, 0)):
+                    page.add((manifest.agent_id, 0), self._render_agent(manifest, visible, arguments, request))
+            if page.is_full and not is_filtered:
+                break
+        if not is_filtered:
+            page.total = len(registry.find_candidates(filters, visible))
+        return page
+
+    def _render_agent(
+        self, manifest: Manifest, visible: AgentIndex, arguments: AgentListArguments, request: OperationRequest
+    ) -> dict[str, Any]:
+        registry, principal = self._gateway.registry, request.principal
+        render = render_agent if arguments.details else render_agent_item
         if visible is not registry.catalog:
-            manifests = [_hide_fallbacks(visible, manifest) for manifest in manifests]
-        principal = request.principal
-        items = [
-            render(m, registry.health.get(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests
-        ]
+            manifest = _hide_fallbacks(visible, manifest)
+        health = registry.health.get(manifest.agent_id)
+        item = render(manifest, health, principal, registry.find_runtime_kind(manifest))
         if administers(principal):
-            for item in items:
-                flag_changed_tools(item, registry.describe_tools(item["agent_id"]))
-        return items
+            flag_changed_tools(item, registry.describe_tools(manifest.agent_id))
+        return item
 
     async def describe(self, arguments: DescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         registry = self._gateway.registry
-        visible = registry.visible_to(request.principal)
         manifest = registry.find_agent_for(request.principal, arguments.agent_id)
+        visible = await registry.prepare_view(request.principal)
         if visible is not registry.catalog:
             manifest = _hide_fallbacks(visible, manifest)
         health = registry.health.get(manifest.agent_id)
@@ -294,6 +316,7 @@ def _parse_capability(value: dict[str, Any] | str) -> Capability:
 
 
 _HIDDEN_PROBLEM = "The operator sees why"
+_MAX_ERRORS = 100  # agents whose errors are shown; `fabric.agent.list` shows all
 
 
 class NoArguments(TracedArguments, frozen=True, kw_only=True):
@@ -309,20 +332,25 @@ class HealthOperations:
         return [Operation("fabric.health", text, NoArguments, self.health, scopes=())]
 
     async def health(self, arguments: NoArguments, request: OperationRequest, emit: Emit) -> Result:
-        return Result(data=render_health(self._gateway, request.principal))
+        return Result(data=await render_health(self._gateway, request.principal))
 
 
-def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     """Counts only the agents and tools that this caller may call. Only the operator reads problems in detail."""
     registry = gateway.registry
-    catalog = registry.visible_to(principal)
+    catalog = await registry.prepare_view(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
     offline: dict[str, str | None] = {}
-    for manifest in catalog.agents:
-        health = registry.health.get(manifest.agent_id)
-        counts[health.status] += 1
-        if health.error is not None:
-            offline[manifest.agent_id] = redact_health_reason(health, principal)
+    error_count = 0
+    async for manifests in iterate_in_slices(catalog.agents):
+        for manifest in manifests:
+            health = registry.health.get(manifest.agent_id)
+            counts[health.status] += 1
+            if health.error is not None:
+                error_count += 1
+                if len(offline) < _MAX_ERRORS:
+                    offline[manifest.agent_id] = redact_health_reason(health, principal)
+    more = {"more_errors": error_count - len(offline)} if error_count > len(offline) else {}
     problems, notices = registry.errors, gateway.list_notices(principal)
     return {
         **({"notices": notices} if notices else {}),
@@ -333,7 +361,7 @@ def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
             "builtin_count": len(catalog.tools),
             "available": [m.agent_id for m in catalog.tools if m.metadata.get("enabled", True)],
         },
-        "agents": {"count": len(catalog.agents), "errors": offline},
+        "agents": {"count": len(catalog.agents), "errors": offline, **more},
         "problems": _visible_problems(problems, principal),
         "version": PROTOCOL_VERSION,
         "software_version": __version__,

@@ -7,7 +7,7 @@ of that name."""
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.policy import administers, find_refusal, is_limited, is_scoped
 from a2a_fabric.core.propagation import WireChain, pick_longer_chain
 from a2a_fabric.core.result import Answer, Answers, Result
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions, Webhook
@@ -31,6 +32,7 @@ from a2a_fabric.operations.operation import (
     TracedArguments,
     decode_arguments,
 )
+from a2a_fabric.operations.pages import MAX_ITEMS, Page, PageCursor
 from a2a_fabric.operations.views import CHANGED_KEY, render_agent_tool_item, render_capability, render_tool_item
 
 _MAX_TIMESTAMP = 10.0**11  # seconds since 1970; a timestamp in milliseconds is larger
@@ -218,8 +220,10 @@ class ToolListArguments(TracedArguments, frozen=True, kw_only=True):
     provider: Annotated[str | None, Meta(description="`builtin` or `agent`.")] = None
     query: Annotated[str | None, Meta(description="Only tools whose name or description has all these words.")] = None
     limit: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="How many at most; `total` counts all. Unset: all.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description=f"How many at a time; at most and if unset {MAX_ITEMS}. `total` counts all."),
     ] = None
+    cursor: PageCursor = None
 
 
 class ToolDescribeArguments(TracedArguments, frozen=True, kw_only=True):
@@ -270,37 +274,39 @@ class ToolOperations:
         ]  # fmt: skip
 
     async def list(self, arguments: ToolListArguments, request: OperationRequest, emit: Emit) -> Result:
-        catalog = self._gateway.registry.visible_to(request.principal)
-        items = [render_tool_item(manifest) for manifest in catalog.tools]
-        items += [
-            render_agent_tool_item(m, each) for m in catalog.agents for each in m.capabilities if each.is_for_models
-        ]
-        if changed := self._find_changed(request.principal):
-            for item in items:
-                if (item["category"], normalize_name(item["capabilities"][0]["name"])) in changed:
-                    item[CHANGED_KEY] = True
-        if arguments.category is not None:
-            category = arguments.category
-            items = [i for i in items if category in (i["category"], i["tool_id"].partition(".")[0])]
-        if arguments.provider is not None:
-            items = [i for i in items if i["provider"] == arguments.provider]
-        if arguments.query is not None:
-            words = arguments.query.lower().split()
-            items = [i for i in items if _matches_words(i, words)]
-        if arguments.limit is None or len(items) <= arguments.limit:
-            return Result(data={"tools": items, "count": len(items)})
-        return Result(data={"tools": items[: arguments.limit], "count": arguments.limit, "total": len(items)})
+        """Built-in tools first. In slices, with other requests in between."""
+        page = Page(arguments.limit, arguments.cursor)
+        catalog = await self._gateway.registry.prepare_view(request.principal)
+        agents: Sequence[Manifest] = catalog.agents
+        if arguments.cursor is not None or catalog.capability_count > (arguments.limit or MAX_ITEMS):
+            agents = catalog.sort_by_id(agents)
+        words = (arguments.query or "").lower().split()
+        for manifest in catalog.tools:
+            item = render_tool_item(manifest)
+            if _includes_tool(arguments, item, words):
+                page.total += 1
+                if page.wants(position := ("", page.total)):
+                    page.add(position, item)
+        async for manifests in iterate_in_slices(agents):
+            for manifest in manifests:
+                self._add_agent_tools(page, manifest, arguments, words, request.principal)
+        return Result(data=page.render("tools"))
 
-    def _find_changed(self, principal: Principal) -> set[tuple[str, str]]:
-        """Category and name of the tools whose text changed since the operator approved it; for other callers none."""
-        if not administers(principal):
-            return set()
-        registry = self._gateway.registry
-        return {
-            (f"agent:{agent.agent_id}", name)
-            for agent in registry.catalog.agents
-            for name in registry.describe_tools(agent.agent_id).changed_names
-        }
+    def _add_agent_tools(
+        self, page: Page, manifest: Manifest, arguments: ToolListArguments, words: Sequence[str], principal: Principal
+    ) -> None:
+        report = self._gateway.registry.describe_tools(manifest.agent_id) if administers(principal) else None
+        for number, capability in enumerate(manifest.capabilities):
+            if not capability.is_for_models:
+                continue
+            item = render_agent_tool_item(manifest, capability)
+            if not _includes_tool(arguments, item, words):
+                continue
+            page.total += 1
+            if page.wants(position := (manifest.agent_id, number)):
+                if report is not None and normalize_name(capability.name) in report.changed_names:
+                    item[CHANGED_KEY] = True
+                page.add(position, item)
 
     async def describe(self, arguments: ToolDescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         tool = self.find_tool(arguments.tool_id.removeprefix(PREFIX), request.principal)
@@ -434,7 +440,14 @@ def forbidden_tool(name: str, principal: Principal) -> Forbidden:
     return OutOfScope(message, scope, tool=shown)
 
 
-def _matches_words(item: dict[str, Any], words: list[str]) -> bool:
+def _includes_tool(arguments: ToolListArguments, item: dict[str, Any], words: Sequence[str]) -> bool:
+    category, provider = arguments.category, arguments.provider
+    if category is not None and category not in (item["category"], item["tool_id"].partition(".")[0]):
+        return False
+    if provider is not None and item["provider"] != provider:
+        return False
+    if not words:
+        return True
     text = f"{item['tool_id']} {item['display_name']} {item['description']}".lower()
     return all(word in text for word in words)
 

@@ -1,12 +1,12 @@
 """The tools of each agent as the catalog shows them: chosen by the operator, and held back if they changed.
 
-`select` is called for every agent at every change of the catalog, so its outcome is kept for as long as the agent's
+`select` is called at every change of an agent, so its outcome is kept for as long as the agent's
 description, its choice and its approved tools stay the same."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +43,7 @@ class AgentTools:
         self._memory = memory
         self._pin_tools = pin_tools
         self._selected: dict[str, _Selected] = {}
+        self._reports: dict[str, AgentToolReport] = {}  # those that say something
         self._translations: dict[str, ToolTranslation] = {}
 
     @property
@@ -55,6 +56,10 @@ class AgentTools:
         if selected is None or selected.described is not described or not _has_same_choice(selected.declared, declared):
             previous = selected.report if selected is not None else _NOTHING
             selected = self._selected[declared.agent_id] = self._select(declared, described, is_discovered)
+            if selected.report is _NOTHING:
+                self._reports.pop(declared.agent_id, None)
+            else:
+                self._reports[declared.agent_id] = selected.report
             _log_report(declared.agent_id, selected.report, previous)
         return selected.manifest
 
@@ -64,23 +69,23 @@ class AgentTools:
             capabilities = select_tools(declared.agent_id, capabilities, declared.tools).capabilities
         return msgspec.structs.replace(shared, capabilities=capabilities)
 
-    def keep_only(self, agent_ids: Collection[str]) -> None:
-        for removed_id in self._selected.keys() - set(agent_ids):
-            del self._selected[removed_id]
-            self._translations.pop(removed_id, None)
+    def forget(self, agent_id: str) -> None:
+        """The agent left."""
+        self._selected.pop(agent_id, None)
+        self._reports.pop(agent_id, None)
+        self._translations.pop(agent_id, None)
 
     def list_notices(self) -> list[str]:
         """What the operator should know, one sentence for each agent and each part of a choice that cannot be done."""
         notices: list[str] = []
-        for agent_id, selected in self._selected.items():
-            if selected.report.changes:
-                notices.append(f"agent {_describe_changes(agent_id, selected.report)}")
-            notices += [f"agent {agent_id}: {problem}" for problem in selected.report.problems]
+        for agent_id, report in self._reports.items():
+            if report.changes:
+                notices.append(f"agent {_describe_changes(agent_id, report)}")
+            notices += [f"agent {agent_id}: {problem}" for problem in report.problems]
         return notices
 
     def report(self, agent_id: str) -> AgentToolReport:
-        selected = self._selected.get(agent_id)
-        return _NOTHING if selected is None else selected.report
+        return self._reports.get(agent_id, _NOTHING)
 
     def approve(self, agent_id: str, patterns: Sequence[str]) -> list[str]:
         """The names of the changed tools that match; without patterns, all of them."""
@@ -91,6 +96,7 @@ class AgentTools:
         approved = self._memory.approve(selected.declared, selected.described.capabilities, names)
         if approved:
             del self._selected[agent_id]  # the next `select` decides anew
+            self._reports.pop(agent_id, None)
         return approved
 
     def _select(self, declared: Manifest, described: Manifest, is_discovered: bool) -> _Selected:

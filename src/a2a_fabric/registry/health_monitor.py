@@ -8,6 +8,8 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
+from itertools import chain
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -15,7 +17,7 @@ import msgspec
 from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed
 from a2a_fabric.core.ports import ExplainsHealth, Runtime, StartsProgram
-from a2a_fabric.core.tasks import Deadline
+from a2a_fabric.core.tasks import Deadline, iterate_in_slices
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.registry import Registry
@@ -57,7 +59,9 @@ class HealthMonitor:
         self._on_probe = on_probe
         self._on_answer = on_answer  # called for every agent that answered its probe
         self._max_registered_bytes = max_registered_bytes  # of what an agent that registered says about itself
-        self._probed: dict[str, Manifest] = {}
+        self._catalog = Catalog()  # as it was in the last round
+        self._due: dict[str, None] = {}  # the ids of agents to look at in the next round
+        self._probed: dict[str, Manifest] = {}  # as declared, since the last round of all agents
         self._refreshes: dict[str, tuple[float, float]] = {}  # when each was asked again last, and the pause after it
         self._retry_pauses: dict[str, float] = {}  # the last pause of agents that could not be described yet
         self._retries: dict[int, set[str]] = {}  # the agents to describe again, by second of the loop's time
@@ -89,6 +93,7 @@ class HealthMonitor:
     def probe_soon(self, agent_id: str) -> None:
         """Probe this agent soon, as if it were new."""
         self._probed.pop(agent_id, None)
+        self._due[agent_id] = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -102,26 +107,41 @@ class HealthMonitor:
                     await self._wake.wait()
             except TimeoutError:
                 self._probed.clear()
+                self._due = dict.fromkeys(map(attrgetter("agent_id"), self._registry.catalog.agents))
 
     async def probe_due(self) -> None:
-        """One round: probe all agents that were not probed since the last round."""
+        """One round: probe the agents that are new, changed or due, each once."""
         semaphore = asyncio.Semaphore(_CONCURRENT_PROBES)
-        agents = [self._registry.find_declaration(manifest) for manifest in self._registry.catalog.agents]
-        due = [m for m in agents if self._probed.get(m.agent_id) is not m]
-        for removed_id in self._probed.keys() - {m.agent_id for m in agents}:
-            del self._probed[removed_id]
-            self._retry_pauses.pop(removed_id, None)
-            self._refreshes.pop(removed_id, None)
-        for manifest in due:
-            self._probed[manifest.agent_id] = manifest
+        due, described = await self._take_due()
         # Starting a program blocks for milliseconds. Agents that are listed from memory can wait a little, so that
         # the first requests after a restart do not wait for the start of all programs.
-        due.sort(key=self._is_described)
-        pause = min(_PROBE_PAUSE, _PROBE_SPREAD / max(len(due), 1))
+        pause = min(_PROBE_PAUSE, _PROBE_SPREAD / max(len(due) + len(described), 1))
         async with asyncio.TaskGroup() as group:
-            for manifest in due:
+            for manifest in chain(due, described):
+                await semaphore.acquire()
                 group.create_task(self._probe_and_report(manifest, semaphore))
                 await asyncio.sleep(pause if self._is_described(manifest) else 0)
+
+    async def _take_due(self) -> tuple[list[Manifest], list[Manifest]]:
+        """The declarations of the agents to probe now; last those of which it is known what they offer."""
+        due: list[Manifest] = []
+        described: list[Manifest] = []
+        catalog = self._registry.catalog
+        agent_ids, self._due = self._due | dict.fromkeys(catalog.changes_since(self._catalog)), {}
+        self._catalog = catalog
+        async for part in iterate_in_slices(agent_ids):
+            for agent_id in part:
+                listed = self._registry.catalog.get(agent_id)
+                if listed is None or listed.is_tool:
+                    self._probed.pop(agent_id, None)
+                    self._retry_pauses.pop(agent_id, None)
+                    self._refreshes.pop(agent_id, None)
+                    continue
+                declared = self._registry.find_declaration(listed)
+                if self._probed.get(agent_id) is not declared:
+                    self._probed[agent_id] = declared
+                    (described if self._is_described(declared) else due).append(declared)
+        return due, described
 
     def _is_described(self, declared: Manifest) -> bool:
         """Whether it is known what the agent offers, though it is not declared."""
@@ -129,12 +149,12 @@ class HealthMonitor:
         return not declared.capabilities and listed is not None and bool(listed.capabilities)
 
     async def _probe_and_report(self, manifest: Manifest, semaphore: asyncio.Semaphore) -> None:
-        async with semaphore:
-            try:
-                latency = await self._probe(manifest)
-            finally:
-                self._registry.record_probe(manifest)
-            self._on_probe(manifest.agent_id, self._registry.health.get(manifest.agent_id), latency)
+        try:
+            latency = await self._probe(manifest)
+        finally:
+            semaphore.release()
+            self._registry.record_probe(manifest)
+        self._on_probe(manifest.agent_id, self._registry.health.get(manifest.agent_id), latency)
 
     async def _probe(self, manifest: Manifest) -> float | None:
         """How long the agent took to answer; None if it did not."""

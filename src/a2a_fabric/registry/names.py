@@ -66,17 +66,30 @@ class TakenNames:
         self._ids: dict[str, dict[str, Manifest]] = {}
         self._display_names: dict[str, dict[str, Manifest]] = {}
 
-    def update(self, manifests: Iterable[Manifest]) -> None:
-        """These and no others; of two with the same id the first."""
-        current: dict[str, Manifest] = {}
-        for manifest in manifests:
-            current.setdefault(manifest.agent_id, manifest)
-        for agent_id, previous in list(self._manifests.items()):
-            if current.get(agent_id) is not previous:
-                self._update_index(previous, add=False)
-        for agent_id, manifest in current.items():
-            if agent_id not in self._manifests:
-                self._update_index(manifest, add=True)
+    def replace(self, agent_id: str, manifest: Manifest | None) -> set[str]:
+        """This agent has these names now, or left; the forms that it has now and had not, or the reverse."""
+        previous = self._manifests.get(agent_id)
+        if previous is manifest:
+            return set()
+        before, after = self.list_forms(agent_id), set[str]()
+        if previous is not None:
+            self._update_index(previous, add=False)
+        if manifest is not None:
+            self._update_index(manifest, add=True)
+            after = self.list_forms(agent_id)
+        return before ^ after
+
+    def list_forms(self, agent_id: str) -> set[str]:
+        manifest = self._manifests.get(agent_id)
+        if manifest is None:
+            return set()
+        return {form for name in (*_ids_of(manifest), manifest.display_name) for form in reduce_to_forms(name)}
+
+    def find_sharing(self, forms: Iterable[str]) -> set[str]:
+        """The ids of the agents that have one of these forms."""
+        return {
+            agent_id for form in forms for index in (self._ids, self._display_names) for agent_id in index.get(form, ())
+        }
 
     def find_lookalike(self, manifest: Manifest, rule_for: Callable[[Manifest], LookalikeRule]) -> Lookalike | None:
         """The field of the manifest that imitates the name of a protected agent, and that agent."""

@@ -2,21 +2,24 @@
 
 Each source provides manifests; earlier sources win over later ones. A source that
 fails keeps its last good manifests, and its error is reported. Listeners are called
-after every swap of the catalog; `RegistryChanges` lets remote readers wait for the next one."""
+after every swap of the catalog; `RegistryChanges` lets remote readers wait for the next one.
+
+A change costs work for the agents that changed, not for all others: the rest of the catalog is carried over. Many
+changes at once are applied in parts, so that calls go on meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import chain, compress, filterfalse
+from operator import attrgetter, is_not
 from typing import Any, Protocol
 
 import msgspec
 
 from a2a_fabric.core.agent import (
     LOGIN_CAPABILITY,
-    MAX_CAPABILITY_NAME,
     Capability,
     Manifest,
     Status,
@@ -26,13 +29,13 @@ from a2a_fabric.core.agent import (
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.logins import PersonalListings, find_login_owner
-from a2a_fabric.core.policy import check_agent_name, find_refusal_of_unknown, is_limited, narrow_manifest, refuse_call
+from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource
-from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.registration import Registration
-from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, plan_route
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools
 from a2a_fabric.registry.catalog import Catalog, PersonalCatalogs
+from a2a_fabric.registry.changes import RegistryChanges, UnaskedAgents
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import (
@@ -45,86 +48,11 @@ from a2a_fabric.registry.names import (
 )
 from a2a_fabric.registry.registration_policy import read_terms
 
-
-class RegistryChanges:
-    """`revision` is different after each change and after each start of the node."""
-
-    def __init__(self) -> None:
-        self._start_id = new_id()[:8]
-        self._count = 0
-        self._signal = asyncio.Event()
-        self._is_stopped = False
-
-    @property
-    def revision(self) -> str:
-        return f"{self._start_id}.{self._count}"
-
-    def notify(self) -> None:
-        """Something changed."""
-        self._count += 1
-        signal, self._signal = self._signal, asyncio.Event()
-        signal.set()
-
-    async def wait(self, revision: str, timeout: float) -> None:
-        """Wait until this revision is outdated, at most `timeout` seconds."""
-        if revision == self.revision and timeout > 0 and not self._is_stopped:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._signal.wait()
-
-    def stop(self) -> None:
-        """The node stops: end all waiting requests."""
-        self._is_stopped = True
-        self._signal.set()
-
-
-class UnaskedAgents:
-    """The operator's agents whose capabilities are not known, because they were not asked yet.
-
-    `has_any` is False nearly always; then nothing waits.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self.has_any = False
-        self._timeout = timeout
-        self._agents: set[str] = set()
-        self._reported: set[str] = set()
-        self._all_asked = asyncio.Event()
-
-    def update(self, agents: Iterable[str]) -> None:
-        self._agents = set(agents)
-        self.has_any = bool(self._agents)
-        if self.has_any:
-            self._all_asked.clear()
-        else:
-            self._all_asked.set()
-
-    def discard(self, agent_id: str) -> None:
-        self.update(self._agents - {agent_id})
-
-    def includes(self, agent_id: str) -> bool:
-        return agent_id in self._agents
-
-    async def wait(self) -> None:
-        """Wait until each of them was asked, but not longer than the time-out; then the log names the others."""
-        if not self.has_any:
-            return
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._all_asked.wait()
-        except TimeoutError:
-            silent = sorted(self._agents - self._reported)
-            self._reported.update(silent)
-            if silent:
-                _log.warning(
-                    "listed without what these agents offer, because they did not answer within %g s: %s",
-                    self._timeout,
-                    ", ".join(silent[:20]),
-                )
-
-
 _log = logging.getLogger(__name__)
 _SWAP_DELAY = 0.05
+_MAX_CHANGES = 128  # agents that one swap of the catalog changes, except at the start
+_COMPARED_AT_ONCE = 512
+_agent_id = attrgetter("agent_id")
 _DECLARED_ONLY_FIELDS = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
 )  # fmt: skip
@@ -134,6 +62,16 @@ class RegistrationSource(AgentSource, Protocol):
     """The source of registered agents, which knows who registered them."""
 
     def get(self, agent_id: str) -> Registration | None: ...
+
+
+def _index_manifests(manifests: Sequence[Manifest]) -> dict[str, Manifest]:
+    """Of two manifests with the same id the first."""
+    by_id = dict(zip(map(_agent_id, manifests), manifests, strict=True))
+    if len(by_id) != len(manifests):
+        by_id = {}
+        for manifest in manifests:
+            by_id.setdefault(manifest.agent_id, manifest)
+    return by_id
 
 
 class CatalogFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +90,11 @@ class CatalogFilter(msgspec.Struct, frozen=True, kw_only=True):
     cog_id: str | None = None
     delegate_id: str | None = None
     query: str | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the candidates of an index are what it includes."""
+        return all(getattr(self, name) is None for name in self.__struct_fields__ if name != "capability")
 
 
 _EXACT_FIELDS = ("trust_tier", "audience", "node_id", "version", "realm", "cog_id", "delegate_id")
@@ -178,11 +121,17 @@ class Registry:
         self.errors: dict[str, str] = {}
         self._sources = sources
         self._tools = tuple(tools)
-        self._manifests_by_source: dict[str, tuple[Manifest, ...]] = {source.name: () for source in sources}
-        self._ids_by_source: dict[str, frozenset[str]] = {}
+        self._tools_by_id = {tool.agent_id: tool for tool in self._tools}
+        self._manifests_by_source: dict[str, dict[str, Manifest]] = {source.name: {} for source in sources}
+        self._load_locks = {source.name: asyncio.Lock() for source in sources}
         self._added_agents: dict[str, Manifest] = {}
         self._completions: dict[str, tuple[Manifest, Manifest]] = {}
         self._declarations: dict[str, Manifest] = {}
+        self._listed: dict[str, Manifest] = {}  # as the catalog has them, and those that are hidden
+        self._discovered: set[str] = set()
+        self._login_agents: set[str] = set()
+        self._registered_ids: set[str] = set()  # of the agents that are not the operator's
+        self._changed: set[str] = set()  # what the next swap changes
         self._probed: dict[str, Manifest] = {}  # the declarations of agents that were asked about themselves
         self.unasked = UnaskedAgents(first_list_timeout)
         self._tools_by_agent = AgentTools(memory, pin_tools=pin_tools)
@@ -193,10 +142,9 @@ class Registry:
         self._registrations = registrations
         self._reserved = reserved or ReservedNames()
         self._taken_names = TakenNames()
-        self._hidden: frozenset[str] = frozenset()
-        self._name_checks: dict[str, tuple[Manifest, bool]] = {}  # whether each may be called so, by the agents below
-        self._checked_against: list[Manifest] = []
-        self._declared_ids = self._collect_declared_ids()
+        for tool in self._tools:
+            self._taken_names.replace(tool.agent_id, tool)
+        self._hidden: set[str] = set()
         self.catalog = Catalog(self._tools)
         self.has_logins = False  # whether callers sign in to an agent of the catalog
         self.load_listings: Callable[[str], Awaitable[None]] | None = None  # of one owner; bounded in time
@@ -210,17 +158,40 @@ class Registry:
 
     async def load(self, source: AgentSource) -> None:
         """Read one source again. If that fails, its last agents stay, and the problem is reported."""
-        try:
-            manifests = tuple(await source.load())
-        except FabricError as error:
-            self.errors[source.name] = error.message
-            _log.error("agents of %s not reloaded: %s", source.name, error.message)
-            return
-        self.errors.pop(source.name, None)
-        if manifests != self._manifests_by_source[source.name]:
-            self._manifests_by_source[source.name] = manifests
-            self._ids_by_source[source.name] = frozenset(manifest.agent_id for manifest in manifests)
-            self._swap_catalog()
+        async with self._load_locks[source.name]:
+            try:
+                manifests = await source.load()
+            except FabricError as error:
+                self.errors[source.name] = error.message
+                _log.error("agents of %s not reloaded: %s", source.name, error.message)
+                return
+            self.errors.pop(source.name, None)
+            await self._apply_source(source.name, _index_manifests(manifests))
+
+    async def _apply_source(self, name: str, manifests: dict[str, Manifest]) -> None:
+        """Change the agents of one source that differ. Those that are the same object as before cost nothing."""
+        before = self._manifests_by_source[name]
+        changed = list(before.keys() - manifests.keys())
+        different = compress(manifests, map(is_not, map(before.get, manifests), manifests.values()))
+        async for agent_ids in iterate_in_slices(tuple(different), _COMPARED_AT_ONCE):
+            for agent_id in agent_ids:
+                if before.get(agent_id) == manifests[agent_id]:
+                    manifests[agent_id] = before[agent_id]
+                else:
+                    changed.append(agent_id)
+        is_first = not before
+        while len(changed) > _MAX_CHANGES and not is_first:
+            part, changed = changed[:_MAX_CHANGES], changed[_MAX_CHANGES:]
+            before = {**before, **{each: manifests[each] for each in part if each in manifests}}
+            for agent_id in part:
+                if agent_id not in manifests:
+                    del before[agent_id]
+            self._manifests_by_source[name] = before
+            self._swap_catalog(part)
+            await asyncio.sleep(0)
+        if changed or list(before) != list(manifests):
+            self._manifests_by_source[name] = manifests
+            self._swap_catalog(changed)
 
     def catalog_for(self, principal: Principal) -> Catalog:
         """The catalog with what agents offer this caller, whether it may call them or not.
@@ -232,6 +203,12 @@ class Registry:
     def visible_to(self, principal: Principal) -> Catalog:
         """The catalog as this caller sees it: the agents, tools and capabilities that it may call."""
         return self.catalog_for(principal).view_for(principal)
+
+    async def prepare_view(self, principal: Principal) -> Catalog:
+        """As `visible_to`, but a view that is not known yet is built in slices, with other requests in between."""
+        catalog = self.catalog_for(principal)
+        await catalog.prepare_view(principal)
+        return catalog.view_for(principal)
 
     async def wait_for_lists(self, principal: Principal) -> None:
         """Wait, for a short time, until what this caller is to be shown is known."""
@@ -254,48 +231,51 @@ class Registry:
         manifest = self.get_for(principal, agent_id)
         if manifest is None:
             check_agent_name(principal, agent_id)
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.visible_to(principal).agents])
+            raise AgentNotFound(agent_id, map(_agent_id, self.visible_to(principal).agents))
         return manifest
 
     def find_agent_for(self, principal: Principal, agent_id: str) -> Manifest:
         """The same for agents only, without tools."""
         manifest = self.find_for(principal, agent_id)
         if manifest.is_tool:
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.visible_to(principal).agents])
+            raise AgentNotFound(agent_id, map(_agent_id, self.visible_to(principal).agents))
         return manifest
 
     # the five verbs
 
     def list_agents(self, filters: CatalogFilter | None = None, among: Catalog | None = None) -> list[Manifest]:
         filters, catalog = filters or CatalogFilter(), self.catalog if among is None else among
-        manifests: Sequence[Manifest] = catalog.agents
+        return [each for each in self.find_candidates(filters, catalog) if self.matches(each, filters)]
+
+    def find_candidates(self, filters: CatalogFilter, catalog: Catalog) -> Sequence[Manifest]:
+        """The agents that an index finds; `matches` decides which of them the filters include."""
         if filters.capability is not None:
-            manifests = catalog.find_by_capability(normalize_name(filters.capability))
-        elif filters.tag is not None:
-            manifests = [m for m in catalog.find_by_tag(filters.tag) if not m.is_tool]
-        return [manifest for manifest in manifests if self._matches(manifest, filters)]
+            return catalog.find_by_capability(normalize_name(filters.capability))
+        if filters.tag is not None:
+            return catalog.find_by_tag(filters.tag)
+        return catalog.agents
 
     def get_agent(self, agent_id: str) -> Manifest:
         manifest = self.catalog.get(agent_id)
         if manifest is None or manifest.is_tool:
-            raise AgentNotFound(agent_id, [m.agent_id for m in self.catalog.agents])
+            raise AgentNotFound(agent_id, map(_agent_id, self.catalog.agents))
         return manifest
 
     def register_agent(self, manifest: Manifest) -> None:
         """Add an agent at run time; it takes precedence over a declared agent with the same id."""
         self._added_agents[manifest.agent_id] = manifest
-        self._swap_catalog()
+        self._swap_catalog([manifest.agent_id])
 
     def is_declared(self, agent_id: str, *, excluding: AgentSource) -> bool:
         """Whether the id is taken by a built-in tool or by another source than this one."""
         manifest = self.catalog.get(agent_id)
         if manifest is None or manifest.is_tool or agent_id in self._added_agents:
             return manifest is not None
-        return any(agent_id in ids for name, ids in self._ids_by_source.items() if name != excluding.name)
+        return any(agent_id in ids for name, ids in self._manifests_by_source.items() if name != excluding.name)
 
     def is_registered(self, agent_id: str) -> bool:
         """Whether the agent with this id was registered at run time, not declared by the operator."""
-        return agent_id not in self._declared_ids and self._find_owner(agent_id) is not None
+        return self._find_owner(agent_id) is not None and not self._is_operators(agent_id)
 
     def is_hidden(self, agent_id: str) -> bool:
         """Whether an agent registered under a name that the operator has given to another since."""
@@ -307,7 +287,7 @@ class Registry:
         owner = owner_from_principal(principal)
 
         def rule_for(existing: Manifest) -> LookalikeRule:
-            if existing.agent_id in self._declared_ids:
+            if self._is_operators(existing.agent_id):
                 return "all"
             return "free" if self._find_owner(existing.agent_id) == owner else "id"
 
@@ -346,8 +326,8 @@ class Registry:
         """The agent was asked about itself, whether it answered or not."""
         self._probed[declared.agent_id] = declared
         if self.unasked.has_any:
-            if self._swap_timer is not None:
-                self._swap_catalog()  # what it said is listed before the next list
+            if self._swap_timer is not None and self.unasked.is_last(declared.agent_id):
+                self._swap_catalog()  # what all of them said is listed before the list that waits for it
             self.unasked.discard(declared.agent_id)
 
     def describe_tools(self, agent_id: str) -> AgentToolReport:
@@ -362,7 +342,7 @@ class Registry:
         """Accept what changed tools say now; the names of those that had changed."""
         approved = self._tools_by_agent.approve(agent_id, patterns)
         if approved:
-            self._swap_catalog()
+            self._swap_catalog([agent_id])
         return approved
 
     def apply_description(self, declared: Manifest, completed: Manifest) -> None:
@@ -376,6 +356,7 @@ class Registry:
             self._memory.record(declared, completed)
         if self._complete(declared) != completed:
             self._completions[declared.agent_id] = (declared, completed)
+            self._changed.add(declared.agent_id)
             if self._swap_timer is None:
                 self._swap_timer = asyncio.get_running_loop().call_later(_SWAP_DELAY, self._swap_catalog)
 
@@ -387,8 +368,8 @@ class Registry:
             completed = msgspec.structs.replace(completed, display_name=declared.display_name)
         return completed
 
-    def _matches(self, manifest: Manifest, filters: CatalogFilter) -> bool:
-        if filters.tag is not None and filters.tag not in manifest.tags:
+    def matches(self, manifest: Manifest, filters: CatalogFilter) -> bool:
+        if manifest.is_tool or (filters.tag is not None and filters.tag not in manifest.tags):
             return False
         pairs = ((getattr(filters, name), getattr(manifest, name)) for name in _EXACT_FIELDS)
         if any(expected is not None and expected != actual for expected, actual in pairs):
@@ -403,87 +384,109 @@ class Registry:
                 return False
         return filters.status is None or self.health.get(manifest.agent_id).status == filters.status
 
-    def _swap_catalog(self) -> None:
+    def _swap_catalog(self, changed: Collection[str] = ()) -> None:
+        """Replace the catalog by one in which these agents are as they are now."""
         if self._swap_timer is not None:
             self._swap_timer.cancel()
             self._swap_timer = None
-        declared = [*self._added_agents.values(), *(m for source in self._manifests_by_source.values() for m in source)]
-        self._declared_ids = self._collect_declared_ids()
-        unique: dict[str, Manifest] = {}
-        for manifest in declared:
-            if unique.setdefault(manifest.agent_id, manifest) is manifest:
-                self._recall(manifest)
-        described = [self._complete(manifest) for manifest in declared]
-        discovered = {
-            declaration.agent_id
-            for declaration, completion in zip(declared, described, strict=True)
-            if _is_discovered(declaration, completion)
-        }
-        completed = [
-            self._tools_by_agent.select(declaration, completion, is_discovered=declaration.agent_id in discovered)
-            if unique[declaration.agent_id] is declaration
-            else completion
-            for declaration, completion in zip(declared, described, strict=True)
-        ]
-        self.has_logins = any(manifest.wants_login for manifest in completed)
-        if self.has_logins:
-            completed = [_add_login_hint(manifest) for manifest in completed]
-        self._declarations = {
-            declaration.agent_id: self._completions[declaration.agent_id][0]
-            if completion is not declaration
-            else declaration
-            for declaration, completion in zip(reversed(declared), reversed(described), strict=True)
-        }
-        self._taken_names.update((*self._tools, *completed))
-        self._tools_by_agent.keep_only(unique)
+        changed, self._changed = {*changed, *self._changed}, set()
+        renamed: set[str] = set()
+        for agent_id in changed:
+            renamed |= self._update_agent(agent_id)
+        changed |= self._hide_lookalikes(changed | renamed)
+        previous = self.catalog
+        ids = dict.fromkeys(chain(self._added_agents, *self._manifests_by_source.values()))
+        shown = map(self._listed.__getitem__, filterfalse(self._hidden.__contains__, ids) if self._hidden else ids)
         catalog = Catalog(
-            [*self._hide_lookalikes(completed), *self._tools], discovered, self._tools_by_agent.translations
+            chain(shown, self._tools),
+            self._discovered,
+            self._tools_by_agent.translations,
+            previous=previous,
+            changed=[each for each in changed if previous.get(each) is not self._find_shown(each)],
         )
-        for removed_id in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
-            self.health.forget(removed_id)
-            self._completions.pop(removed_id, None)
-            self._detected_runtimes.pop(removed_id, None)
-            self._probed.pop(removed_id, None)
         self.catalog = catalog
-        self.unasked.update(
-            agent_id
-            for agent_id, declaration in unique.items()
-            if agent_id in self._declared_ids
-            and not declaration.capabilities
-            and agent_id not in self._completions
-            and not is_imported(agent_id)
-            and not self._was_probed(declaration)
-        )
+        for agent_id in changed:
+            if catalog.get(agent_id) is None and previous.get(agent_id) is not None:
+                self.health.forget(agent_id)
+                self._completions.pop(agent_id, None)
+                self._detected_runtimes.pop(agent_id, None)
+                self._probed.pop(agent_id, None)
+            (self.unasked.add if self._is_unasked(agent_id) else self.unasked.discard)(agent_id)
+        self.has_logins = bool(self._login_agents)
         self.changes.notify()
         for listener in self._listeners:
             listener(catalog)
 
-    def _hide_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
-        """Remove registered agents whose names the operator has since given to others or reserved."""
-        if self._registrations is None:
-            return manifests
-        declared = [manifest for manifest in manifests if manifest.agent_id in self._declared_ids]
-        if declared != self._checked_against:
-            self._checked_against, self._name_checks = declared, {}
-        previous_checks, self._name_checks = self._name_checks, {}
-        for manifest in manifests:
-            name_check = previous_checks.get(manifest.agent_id)
-            if name_check is None or name_check[0] is not manifest:
-                name_check = manifest, self._may_use_name(manifest)
-            self._name_checks[manifest.agent_id] = name_check
-        hidden = frozenset(agent_id for agent_id, (_, is_allowed) in self._name_checks.items() if not is_allowed)
-        for agent_id in hidden - self._hidden:
-            _log.warning(
-                "agent %s, registered by %s, is hidden: its name is reserved or looks like a declared agent's",
-                agent_id,
-                self._find_owner(agent_id),
-            )
-        self._hidden = hidden
-        return [manifest for manifest in manifests if manifest.agent_id not in hidden] if hidden else manifests
+    def _update_agent(self, agent_id: str) -> set[str]:
+        """Take over what is known of one agent now; the ids of other agents whose names are to be checked again."""
+        declared = self._find_declared(agent_id)
+        was_operators = agent_id in self._declarations and agent_id not in self._registered_ids
+        if declared is None:
+            listed = None
+            self._tools_by_agent.forget(agent_id)
+            self._declarations.pop(agent_id, None)
+            self._listed.pop(agent_id, None)
+            self._discovered.discard(agent_id)
+            self._login_agents.discard(agent_id)
+            self._registered_ids.discard(agent_id)
+        else:
+            self._recall(declared)
+            described = self._complete(declared)
+            self._declarations[agent_id] = declared if described is declared else self._completions[agent_id][0]
+            is_discovered = _is_discovered(declared, described)
+            (self._discovered.add if is_discovered else self._discovered.discard)(agent_id)
+            listed = self._tools_by_agent.select(declared, described, is_discovered=is_discovered)
+            (self._login_agents.add if listed.wants_login else self._login_agents.discard)(agent_id)
+            listed = self._listed[agent_id] = _add_login_hint(listed)
+            (self._registered_ids.discard if self._is_operators(agent_id) else self._registered_ids.add)(agent_id)
+        forms = self._taken_names.replace(agent_id, listed or self._tools_by_id.get(agent_id))
+        is_operators = declared is not None and agent_id not in self._registered_ids
+        if was_operators != is_operators:
+            forms |= self._taken_names.list_forms(agent_id)
+        return self._taken_names.find_sharing(forms) if forms and (was_operators or is_operators) else set()
+
+    def _find_declared(self, agent_id: str) -> Manifest | None:
+        """The manifest of an agent as the first source has it."""
+        added = self._added_agents.get(agent_id)
+        if added is not None:
+            return added
+        found = (manifests.get(agent_id) for manifests in self._manifests_by_source.values())
+        return next((manifest for manifest in found if manifest is not None), None)
+
+    def _find_shown(self, agent_id: str) -> Manifest | None:
+        """The agent or tool of this id that the next catalog has."""
+        listed = None if agent_id in self._hidden else self._listed.get(agent_id)
+        return listed or self._tools_by_id.get(agent_id)
+
+    def _is_unasked(self, agent_id: str) -> bool:
+        declared = self._find_declared(agent_id)
+        if declared is None or declared.capabilities or agent_id in self._completions or is_imported(agent_id):
+            return False
+        return self._is_operators(agent_id) and not self._was_probed(declared)
+
+    def _hide_lookalikes(self, agent_ids: Iterable[str]) -> set[str]:
+        """Hide registered agents whose names the operator has since given to others or reserved.
+
+        Returns those that are hidden now and were not, or the reverse.
+        """
+        changed: set[str] = set()
+        for agent_id in () if self._registrations is None else agent_ids:
+            manifest = self._listed.get(agent_id)
+            is_hidden = manifest is not None and not self._may_use_name(manifest)
+            if is_hidden != (agent_id in self._hidden):
+                changed.add(agent_id)
+                (self._hidden.add if is_hidden else self._hidden.discard)(agent_id)
+                if is_hidden:
+                    _log.warning(
+                        "agent %s, registered by %s, is hidden: its name is reserved or looks like a declared agent's",
+                        agent_id,
+                        self._find_owner(agent_id),
+                    )
+        return changed
 
     def _may_use_name(self, manifest: Manifest) -> bool:
         owner, terms = self._find_owner(manifest.agent_id), read_terms(manifest)
-        is_operator_owned = manifest.agent_id in self._declared_ids or (terms is not None and terms.by_operator)
+        is_operator_owned = self._is_operators(manifest.agent_id) or (terms is not None and terms.by_operator)
         if owner is None or is_operator_owned:
             return True
         if is_reserved(manifest, owner, self._reserved):
@@ -491,20 +494,18 @@ class Registry:
         return self._taken_names.find_lookalike(manifest, self._declared_rule_for) is None
 
     def _declared_rule_for(self, existing: Manifest) -> LookalikeRule:
-        return "all" if existing.agent_id in self._declared_ids else "free"
+        return "all" if self._is_operators(existing.agent_id) else "free"
 
     def _find_owner(self, agent_id: str) -> str | None:
         registration = None if self._registrations is None else self._registrations.get(agent_id)
         return None if registration is None else registration.owner
 
-    def _collect_declared_ids(self) -> frozenset[str]:
-        """The ids of the operator's own agents and of the built-in tools."""
-        ids = [
-            self._ids_by_source.get(source.name, frozenset())
-            for source in self._sources
-            if source is not self._registrations
-        ]
-        return frozenset().union(self._added_agents, (tool.agent_id for tool in self._tools), *ids)
+    def _is_operators(self, agent_id: str) -> bool:
+        """Whether it is an agent of the operator's own, or a built-in tool."""
+        if agent_id in self._added_agents or agent_id in self._tools_by_id:
+            return True
+        registrations = None if self._registrations is None else self._registrations.name
+        return any(agent_id in ids for name, ids in self._manifests_by_source.items() if name != registrations)
 
     def _complete(self, declared: Manifest) -> Manifest:
         completion = self._completions.get(declared.agent_id)
@@ -563,55 +564,3 @@ def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
     if is_imported(declared.agent_id):
         return True
     return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"
-
-
-_MAX_PLANS = 20_000
-
-
-class Planner:
-    def __init__(self, registry: Registry, policy: RoutingPolicy) -> None:
-        self._registry = registry
-        self._policy = policy
-        self._plans: dict[tuple[object, ...], RoutePlan] = {}
-        self._valid_for: tuple[object, int] = (None, -1)
-
-    def __call__(
-        self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
-    ) -> RoutePlan:
-        """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
-        catalog, health = self._registry.catalog, self._registry.health
-        own_catalog = self._registry.catalog_for(principal) if self._registry.has_logins else catalog
-        if self._valid_for[0] is not catalog or self._valid_for[1] != health.epoch:
-            self._plans.clear()
-            self._valid_for = (catalog, health.epoch)
-        who = (principal.trust, principal.scp, principal.cap, principal.views)
-        key = (agent_id, capability, stream, any_agent, *who, None if own_catalog is catalog else own_catalog)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._build_plan(
-                RouteRequest(
-                    agent_id=agent_id,
-                    capability=capability,
-                    principal=principal,
-                    stream=stream,
-                    any_agent=any_agent,
-                ),
-                own_catalog,
-            )
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.clear()
-            if len(capability) <= MAX_CAPABILITY_NAME:
-                self._plans[key] = plan
-        return plan
-
-    def _build_plan(self, route_request: RouteRequest, catalog: Catalog) -> RoutePlan:
-        try:
-            return plan_route(route_request, catalog, self._registry.health, self._policy)
-        except AgentNotFound:
-            reason = find_refusal_of_unknown(route_request.principal, route_request.agent_id, route_request.capability)
-            if reason is not None:
-                raise refuse_call(
-                    route_request.principal, reason, route_request.agent_id, route_request.capability
-                ) from None
-            visible = self._registry.visible_to(route_request.principal)
-            raise AgentNotFound(route_request.agent_id, [m.agent_id for m in visible.agents]) from None

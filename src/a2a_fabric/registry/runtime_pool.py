@@ -282,8 +282,12 @@ class RuntimePool:
 
     def on_catalog_changed(self, catalog: Catalog) -> None:
         """Remove the runtimes of agents that were removed or whose endpoint has changed."""
+        changed = list(self._live_runtimes) if self._catalog is None else catalog.changes_since(self._catalog)
         self._catalog = catalog
-        for agent_id, live_runtime in list(self._live_runtimes.items()):
+        for agent_id in changed:
+            live_runtime = self._live_runtimes.get(agent_id)
+            if live_runtime is None:
+                continue
             manifest = catalog.get(agent_id)
             if manifest is None or _connection_key(manifest) != _connection_key(live_runtime.manifest):
                 del self._live_runtimes[agent_id]

@@ -251,6 +251,8 @@ class PerPrincipalRuntime:
         if not isinstance(session.runtime, OffersTunnel):
             return None
         tunnel = session.runtime.tunnel
+        if tunnel is None:
+            return None
         # Streams of messages send the token by themselves.
         is_http = isinstance(tunnel, HTTPTunnel)
         return msgspec.structs.replace(tunnel, owner=owner, **({"bearer": session.bearer} if is_http else {}))

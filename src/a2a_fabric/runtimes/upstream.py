@@ -9,7 +9,10 @@ method (405, 501) or the credentials (401, 403)."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -55,6 +58,11 @@ STATUS_ERRORS: Mapping[int, type[FabricError]] = {
     504: UpstreamInterrupted,
 }
 
+_EXCERPT_LENGTH = 300
+_REASON_KEYS = ("message", "detail", "error_description", "reason", "title", "error", "errors")
+_TAG = re.compile(r"<[^>]*>")
+_MIN_PAUSE, _MAX_PAUSE = 0.05, 300.0  # seconds that a server may ask its clients to wait
+
 PROBE_TIMEOUT = 5.0  # for health and description; the caller's own deadline may be shorter
 MANIFEST_BYTES = 1024 * 1024
 _PUBLISHED_FIELDS = ("capabilities", "display_name", "description", "version", "tags")
@@ -68,11 +76,73 @@ def error_from_outbound(exc: OutboundError, timeout: float, upstream: str, subje
     return kind(f"{subject}: {exc}"[:500] if subject else str(exc)[:500], upstream=upstream)
 
 
-def error_from_status(status: int, reason: str = "", server: str = "The agent") -> FabricError:
-    """The error of a reply that is no success. `reason` is what the reply itself says about it."""
+def error_from_status(
+    status: int, reason: str = "", server: str = "The agent", *, retry_after: float | None = None
+) -> FabricError:
+    """The error of a reply that is no success. `reason` is what the reply itself says about it.
+
+    A server that says when to come back (503 with Retry-After) is busy and not away.
+    """
     kind = STATUS_ERRORS.get(status) or (UpstreamRefused if 400 <= status < 500 else UpstreamFailed)
     hint = " (too many requests)" if status == 429 else ""
-    return kind(f"{server} answered HTTP {status}{hint}{': ' if reason else ''}{reason}", status=status)
+    message = f"{server} answered HTTP {status}{hint}{': ' if reason else ''}{reason}"
+    if kind is AgentBusy or (status == 503 and retry_after is not None):
+        return AgentBusy(message, status=status, retry_after=retry_after)
+    return kind(message, status=status)
+
+
+def error_from_refusal(status: int, headers: Mapping[str, str], body: bytes, server: str = "The agent") -> FabricError:
+    """The error of a reply that is no success: a refusal (4xx) in its own words, and when to come back."""
+    reason = read_excerpt(body) if 400 <= status < 500 else ""
+    return error_from_status(status, reason, server, retry_after=read_retry_after(headers))
+
+
+def read_excerpt(body: bytes) -> str:
+    """What the body of an error says, in one short line; empty if it is a page for browsers."""
+    if body.lstrip()[:1] in (b"{", b"[", b'"'):
+        return read_json_excerpt(body)
+    first, _, _ = body[: 4 * _EXCERPT_LENGTH].decode("utf-8", "replace").strip().partition("\n")
+    return "" if first.startswith("<") else to_single_line(first)
+
+
+def read_json_excerpt(body: bytes) -> str:
+    """What an error in JSON says, in one short line; empty if it is no JSON."""
+    try:
+        return to_single_line(find_reason(msgspec.json.decode(body)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def find_reason(value: Any) -> str:
+    """The message in an error object, from the fields that APIs usually use."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for name in _REASON_KEYS:
+            if value.get(name):
+                return find_reason(value[name])
+    return msgspec.json.encode(value).decode() if value else ""
+
+
+def to_single_line(text: str) -> str:
+    return " ".join(_TAG.sub(" ", text[: 4 * _EXCERPT_LENGTH]).split())[:_EXCERPT_LENGTH]
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the server asks its clients to wait."""
+    header = headers.get("retry-after", "").strip()
+    if not header:
+        return None
+    try:
+        seconds = float(header) if not header[0].isalpha() else _seconds_until(header, headers.get("date", ""))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, _MIN_PAUSE), _MAX_PAUSE) if math.isfinite(seconds) else None
+
+
+def _seconds_until(date: str, now: str) -> float:
+    """Seconds until a date, by the server's own clock."""
+    return (parsedate_to_datetime(date) - parsedate_to_datetime(now)).total_seconds()
 
 
 def redact_url(uri: str) -> str:

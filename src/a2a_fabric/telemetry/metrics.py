@@ -1,32 +1,29 @@
 """Prometheus metrics, under names that existing dashboards use.
 
-A call updates plain integers only; they become metric families when Prometheus scrapes.
-(`prometheus_client`'s own counters take a lock for each increment.) Label values come from the
-catalog, never from a caller."""
+A call updates plain integers only; they become text when Prometheus scrapes. (`prometheus_client`'s own counters take
+a lock for each increment, and its exposition renders everything in one go.) The text is rendered a few rows at a time,
+and calls go on in between, so a scrape of 10,000 agents delays no call. Label values come from the catalog, never from
+a caller."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from a2a_fabric.core.agent import Health, Manifest
+from a2a_fabric.core.tasks import SLICE, iterate_in_slices
 
 _STATUS_VALUE = {"online": 1.0, "offline": 0.0, "degraded": 0.5, "unknown": -1.0}
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _UNKNOWN = "unknown"
 
+Labels = tuple[str, ...]
+RenderMetrics = Callable[[], Iterator[str]]  # yields after each few rows
 CallKey = tuple[str, str, str, str]  # kind, target, capability, error code or ""
 
 
@@ -46,9 +43,10 @@ class CallTally:
         self.bucket_counts[bisect_left(_BUCKETS, seconds)] += 1
 
 
-class Metrics(Collector):
+class Metrics:
     def __init__(self, version: str) -> None:
-        self.registry = CollectorRegistry()
+        self._sources: list[RenderMetrics] = [self._render]
+        self._render_lock = asyncio.Lock()
         self._version = version
         self._calls: dict[CallKey, CallTally] = {}
         self._auth: dict[tuple[str, str], int] = {}
@@ -59,7 +57,10 @@ class Metrics(Collector):
         self._registrations = 0
         self._messages_sent = 0
         self._messages_received = 0
-        self.registry.register(self)
+
+    def add_source(self, render: RenderMetrics) -> None:
+        """`render` is called at every scrape."""
+        self._sources.append(render)
 
     def get_tally(self, manifest: Manifest | None, capability: str, error_code: str | None) -> CallTally:
         """`manifest` is None for an unknown agent: then nothing that the caller wrote becomes a label."""
@@ -78,14 +79,18 @@ class Metrics(Collector):
     def row_count(self) -> int:
         return len(self._calls) + len(self._retries) + len(self._fallbacks) + len(self._status_changes)
 
-    def keep_only(self, is_known: Callable[[str], bool]) -> None:
+    async def keep_only(self, is_known: Callable[[str], bool]) -> None:
         """Forget the agents that are not known. Tallies of these that are still held count for nothing."""
-        self._calls = {key: tally for key, tally in self._calls.items() if key[1] == _UNKNOWN or is_known(key[1])}
-        self._retries = {key: count for key, count in self._retries.items() if is_known(key[0])}
-        self._fallbacks = {
-            key: count for key, count in self._fallbacks.items() if is_known(key[0]) and is_known(key[1])
-        }
-        self._status_changes = {key: count for key, count in self._status_changes.items() if is_known(key[0])}
+        rows: list[tuple[dict[Any, Any], Callable[[Any], bool]]] = [
+            (self._calls, lambda key: key[1] == _UNKNOWN or is_known(key[1])),
+            (self._retries, lambda key: is_known(key[0])),
+            (self._fallbacks, lambda key: is_known(key[0]) and is_known(key[1])),
+            (self._status_changes, lambda key: is_known(key[0])),
+        ]
+        for table, is_kept in rows:
+            async for keys in iterate_in_slices(list(table)):
+                for key in itertools.filterfalse(is_kept, keys):
+                    table.pop(key, None)
 
     def count_auth_attempt(self, mode: str, status: str) -> None:
         self._auth[mode, status] = self._auth.get((mode, status), 0) + 1
@@ -120,80 +125,112 @@ class Metrics(Collector):
     def count_stream_closed(self) -> None:
         self._streams -= 1
 
-    def render_exposition(self) -> bytes:
-        return generate_latest(self.registry)
+    async def render_exposition(self) -> bytes:
+        """All metrics as text, rendered in small parts; other tasks run after each of them."""
+        parts: list[bytes] = []
+        async with self._render_lock:  # one scrape at a time
+            for part in itertools.chain.from_iterable(render() for render in self._sources):
+                parts.append(part.encode())
+                await asyncio.sleep(0)
+        return b"".join(parts)
 
-    def collect(self) -> Iterable[Metric]:
+    def _render(self) -> Iterator[str]:
         tallies = list(self._calls.items())
-        yield InfoMetricFamily("fabric_server", "This node", value={"version": self._version})
-        yield GaugeMetricFamily("fabric_active_streams", "Open event streams", value=self._streams)
-        yield _make_counter("fabric_calls", "Calls", ("target_type", "target_id", "capability", "status"),
-                       (((*key[:3], _status_label(key)), tally.count) for key, tally in tallies))  # fmt: skip
-        yield _make_counter("fabric_errors", "Failed calls", ("error_code", "target_type"),
-                       (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
-        tools = [(key, tally) for key, tally in tallies if key[0] == "tool"]
-        yield _make_counter("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
-                       (((key[1], _status_label(key)), tally.count) for key, tally in tools))  # fmt: skip
-        yield _make_counter(
-            "fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items()
-        )
-        yield _make_counter("fabric_fallbacks", "Answers by another agent than the one asked for",
-                       ("target_id", "used_id", "reason"), self._fallbacks.items())  # fmt: skip
-        yield _make_counter("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
-                       ("agent_id", "status"), self._status_changes.items())  # fmt: skip
-        yield CounterMetricFamily("fabric_agent_registrations", "Agents registered", value=self._registrations)
-        yield CounterMetricFamily("fabric_messages_sent", "Messages written", value=self._messages_sent)
-        yield CounterMetricFamily("fabric_messages_received", "Messages fetched", value=self._messages_received)
-        yield _make_counter(
-            "fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"), self._auth.items()
-        )
+        tools = [item for item in tallies if item[0][0] == "tool"]
+        yield from _render_family("fabric_server_info", "gauge", "This node", ("version",), [((self._version,), 1)])
+        yield _render_value("fabric_active_streams", "gauge", "Open event streams", self._streams)
         names = ("target_type", "target_id", "capability")
-        yield _make_histogram("fabric_call_duration_seconds", "Time of a call", names, ((k[:3], t) for k, t in tallies))
+        ended = (((*key[:3], _status_label(key)), tally.count) for key, tally in tallies)
+        yield from _render_counter("fabric_calls", "Calls", (*names, "status"), ended)
+        yield from _render_counter("fabric_errors", "Failed calls", ("error_code", "target_type"),
+                                   (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
+        yield from _render_counter("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
+                                   (((key[1], _status_label(key)), tally.count) for key, tally in tools))  # fmt: skip
+        yield from _render_counter("fabric_retries", "Attempts beyond the first", ("target_id", "status"),
+                                   list(self._retries.items()))  # fmt: skip
+        yield from _render_counter("fabric_fallbacks", "Answers by another agent than the one asked for",
+                                   ("target_id", "used_id", "reason"), list(self._fallbacks.items()))  # fmt: skip
+        yield from _render_counter("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
+                                   ("agent_id", "status"), list(self._status_changes.items()))  # fmt: skip
+        yield _render_value("fabric_agent_registrations_total", "counter", "Agents registered", self._registrations)
+        yield _render_value("fabric_messages_sent_total", "counter", "Messages written", self._messages_sent)
+        yield _render_value("fabric_messages_received_total", "counter", "Messages fetched", self._messages_received)
+        yield from _render_counter("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"),
+                                   list(self._auth.items()))  # fmt: skip
+        calls = ((key[:3], tally) for key, tally in tallies)
+        yield from _render_histogram("fabric_call_duration_seconds", "Time of a call", names, calls)
         tool_tallies = ((key[1:2], tally) for key, tally in tools)
-        yield _make_histogram("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), tool_tallies)
+        yield from _render_histogram("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), tool_tallies)
 
 
 def _status_label(key: CallKey) -> str:
     return "error" if key[3] else "success"
 
 
-def _make_counter(
-    name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
-) -> CounterMetricFamily:
+def _render_head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _render_value(name: str, kind: str, text: str, value: float) -> str:
+    return f"{_render_head(name, kind, text)}{name} {float(value)!r}\n"
+
+
+def _render_labels(names: Sequence[str], values: Labels) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(zip(names, values, strict=True)))
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _render_family(
+    name: str, kind: str, text: str, labels: Sequence[str], rows: Sequence[tuple[Labels, float]]
+) -> Iterator[str]:
+    yield _render_head(name, kind, text)
+    for start in range(0, len(rows), SLICE):
+        yield "".join(
+            f"{name}{{{_render_labels(labels, values)}}} {float(value)!r}\n"
+            for values, value in rows[start : start + SLICE]
+        )
+
+
+def _render_counter(name: str, text: str, labels: Labels, counts: Iterable[tuple[Labels, int]]) -> Iterator[str]:
     """A counter, with equal label sets added up."""
-    sums: dict[tuple[str, ...], int] = {}
-    for values, count in counts:
+    sums: dict[Labels, int] = {}
+    for number, (values, count) in enumerate(counts, 1):
         sums[values] = sums.get(values, 0) + count
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in sums.items():
-        family.add_metric(values, count)
-    return family
+        if number % SLICE == 0:
+            yield ""
+    yield from _render_family(f"{name}_total", "counter", text, labels, list(sums.items()))
 
 
-def _make_histogram(
-    name: str, text: str, labels: tuple[str, ...], tallies: Iterable[tuple[tuple[str, ...], CallTally]]
-) -> HistogramMetricFamily:
+def _render_histogram(
+    name: str, text: str, labels: Labels, tallies: Iterable[tuple[Labels, CallTally]]
+) -> Iterator[str]:
     """A histogram, with equal label sets added up and the buckets made cumulative."""
-    merged: dict[tuple[str, ...], list[CallTally]] = {}
-    for values, tally in tallies:
+    merged: dict[Labels, list[CallTally]] = {}
+    for number, (values, tally) in enumerate(tallies, 1):
         merged.setdefault(values, []).append(tally)
-    family = HistogramMetricFamily(name, text, labels=labels)
+        if number % SLICE == 0:
+            yield ""
+    yield _render_head(name, "histogram", text)
     bounds = [*map(str, _BUCKETS), "+Inf"]
     for values, group in merged.items():
-        running, buckets = 0, []
+        running, rendered, lines = 0, _render_labels(labels, values), []
         for number, bound in enumerate(bounds):
             running += sum(tally.bucket_counts[number] for tally in group)
-            buckets.append((bound, running))
-        family.add_metric(values, buckets, sum(tally.seconds for tally in group))
-    return family
+            lines.append(f'{name}_bucket{{{rendered},le="{bound}"}} {float(running)!r}\n')
+        seconds = sum(tally.seconds for tally in group)
+        lines.append(f"{name}_count{{{rendered}}} {float(running)!r}\n{name}_sum{{{rendered}}} {float(seconds)!r}\n")
+        yield "".join(lines)
 
 
-class AgentCollector(Collector):
+class AgentGauges:
     """Gauges about agents, computed at each scrape."""
 
     def __init__(
         self,
-        agents: Callable[[], Iterable[Manifest]],
+        agents: Callable[[], Sequence[Manifest]],
         tools: Callable[[], Iterable[Manifest]],
         health: Callable[[str], Health],
     ) -> None:
@@ -202,27 +239,30 @@ class AgentCollector(Collector):
         self._health = health
         self._started = time.monotonic()
 
-    def collect(self) -> Iterable[Metric]:
-        status = GaugeMetricFamily("fabric_agent_status", "1 online, 0.5 degraded, 0 offline, -1", labels=["agent_id"])
-        last_seen = GaugeMetricFamily("fabric_agent_last_seen_timestamp", "Last sign of life", labels=["agent_id"])
+    def render(self) -> Iterator[str]:
         by_status = dict.fromkeys(_STATUS_VALUE, 0)
-        for manifest in self._agents():
-            health = self._health(manifest.agent_id)
-            by_status[health.status] += 1
-            status.add_metric([manifest.agent_id], _STATUS_VALUE[health.status])
-            if health.seen_at is not None:
-                last_seen.add_metric([manifest.agent_id], health.seen_at)
-        agents = GaugeMetricFamily("fabric_registry_agents", "Agents in the catalog", labels=["status"])
-        for status_name, count in by_status.items():
-            agents.add_metric([status_name], count)
-        yield from (status, last_seen, agents, self._tool_counts())
-        yield GaugeMetricFamily("fabric_uptime_seconds", "Time since the start", value=time.monotonic() - self._started)
-
-    def _tool_counts(self) -> GaugeMetricFamily:
-        tools = GaugeMetricFamily("fabric_registry_tools", "Built-in tools", labels=["category"])
-        counts: dict[str, int] = {}
+        last_seen: list[str] = []
+        yield _render_head("fabric_agent_status", "gauge", "1 online, 0.5 degraded, 0 offline, -1")
+        agents = self._agents()
+        for start in range(0, len(agents), SLICE):
+            lines: list[str] = []
+            for manifest in agents[start : start + SLICE]:
+                health, agent_id = self._health(manifest.agent_id), _escape(manifest.agent_id)
+                by_status[health.status] += 1
+                lines.append(f'fabric_agent_status{{agent_id="{agent_id}"}} {_STATUS_VALUE[health.status]!r}\n')
+                if health.seen_at is not None:
+                    last_seen.append(
+                        f'fabric_agent_last_seen_timestamp{{agent_id="{agent_id}"}} {float(health.seen_at)!r}\n'
+                    )
+            yield "".join(lines)
+        yield _render_head("fabric_agent_last_seen_timestamp", "gauge", "Last sign of life")
+        yield "".join(last_seen)
+        counts = [((status,), count) for status, count in by_status.items()]
+        yield from _render_family("fabric_registry_agents", "gauge", "Agents in the catalog", ("status",), counts)
+        categories: dict[Labels, int] = {}
         for manifest in self._tools():
-            counts[manifest.category or ""] = counts.get(manifest.category or "", 0) + 1
-        for category, count in counts.items():
-            tools.add_metric([category], count)
-        return tools
+            categories[(manifest.category or "",)] = categories.get((manifest.category or "",), 0) + 1
+        rows = list(categories.items())
+        yield from _render_family("fabric_registry_tools", "gauge", "Built-in tools", ("category",), rows)
+        uptime = time.monotonic() - self._started
+        yield _render_value("fabric_uptime_seconds", "gauge", "Time since the start", uptime)

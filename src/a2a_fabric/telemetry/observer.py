@@ -7,6 +7,7 @@ template holds the constant part of their log lines together with their tally.""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
@@ -371,13 +372,21 @@ class Telemetry:
         self._uses_templates = log.takes_json and not payloads
         self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
         self._max_rows = _MAX_SPARE_ROWS
+        self._pruning: asyncio.Future[None] | None = None
 
     def on_catalog_changed(self, catalog: object) -> None:
         """Forget the metrics of agents that left, once there are many: callers choose the ids of what they register."""
-        if self.metrics.row_count > self._max_rows:
-            self.metrics.keep_only(lambda agent_id: self._find_agent(agent_id) is not None)
+        if self.metrics.row_count > self._max_rows and self._pruning is None:
+            self._pruning = asyncio.ensure_future(self.forget_missing_agents())
+
+    async def forget_missing_agents(self) -> None:
+        """In slices, with calls in between."""
+        try:
+            await self.metrics.keep_only(lambda agent_id: self._find_agent(agent_id) is not None)
             self._templates.clear()  # they hold tallies
             self._max_rows = 2 * self.metrics.row_count + _MAX_SPARE_ROWS
+        finally:
+            self._pruning = None
 
     def record_success(self, call: Call, result: Result, seconds: float) -> None:
         auth, target, trace = call.auth, call.target, call.trace

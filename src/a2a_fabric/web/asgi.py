@@ -142,6 +142,8 @@ class WebApp:
         pages: Sequence[BaseRoute] = (),
     ) -> None:
         self._hot_paths: dict[str, ASGIApp] = {}
+        self._hot_routes = [route for door in doors for route in door.hot_routes]
+        self._wrap_hot = token_middleware.wrap if token_middleware is not None else lambda app: app
         self._websockets: dict[str, ASGIApp] = {}
         readiness = Readiness(check_store)
         routes: list[BaseRoute] = [Route("/", _serve_front_page, methods=["GET"]), readiness.route, *pages]
@@ -153,7 +155,7 @@ class WebApp:
         routes.append(make_callback_route(self._callbacks, body_bytes))
         self._default_app: ASGIApp = self._route
         if token_middleware is not None:
-            self._hot_paths = {path: token_middleware.wrap(app) for path, app in self._hot_paths.items()}
+            self._hot_paths = {path: self._wrap_hot(app) for path, app in self._hot_paths.items()}
             self._websockets = {path: token_middleware.wrap(app) for path, app in self._websockets.items()}
             self._default_app = token_middleware.wrap(self._route)
             routes[:0] = token_middleware.routes
@@ -165,10 +167,14 @@ class WebApp:
         self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
+        # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
+        self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {
+            path.encode(): (path, app) for path, app in self._hot_paths.items()
+        }
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:
-        """The paths that the server dispatches without a router."""
+        """The paths that the server always dispatches without a router."""
         return self._hot_paths
 
     def set_listen_url(self, url: str) -> None:
@@ -214,7 +220,28 @@ class WebApp:
         if match is not Match.FULL:
             return None
         scope.update(child_scope)
+        if route in self._hot_routes and scope["method"] == "POST" and VIEW_PREFIX_KEY not in scope:
+            self._add_hot_url(scope, route)
         return route.handle
+
+    def _add_hot_url(self, scope: Any, route: Any) -> None:
+        """From now on the server dispatches requests for this path itself, if it was sent without escapes or query."""
+        path, app = scope["path"], self._wrap_hot(_with_path_params(route.app, scope["path_params"]))
+        url = path.encode()
+        if scope.get("raw_path") != url or scope.get("query_string") or len(path) > _MAX_FOUND_PATH:
+            return
+        if len(self.hot_urls) >= len(self._hot_paths) + _MAX_FOUND_ROUTES:
+            for found in [url for url, (path, _) in self.hot_urls.items() if path not in self._hot_paths]:
+                del self.hot_urls[found]
+        self.hot_urls[url] = path, app
+
+
+def _with_path_params(app: ASGIApp, path_params: Mapping[str, Any]) -> ASGIApp:
+    def serve(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
+        scope["path_params"] = path_params
+        return app(scope, receive, send)
+
+    return serve
 
 
 def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:

@@ -95,7 +95,7 @@ class HttpServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         class_attributes = {
-            "hot": {path.encode(): (path, door) for path, door in app.hot_paths.items()},
+            "hot": app.hot_urls,
             "waiting": {},
             "request_seconds": request_seconds,
             "unread_seconds": unread_seconds,

@@ -17,6 +17,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.policy import make_access_key
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.a2a.requests import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.settings import openid_metadata_url
@@ -43,6 +44,7 @@ _EXAMPLES_BY_TYPE: dict[str, Any] = {
 }
 _BEARER_DESCRIPTION = "A key of this node, or a token that it trusts."
 _MAX_SKILLS = 1000
+_MAX_TAGS = 100  # of a skill that many agents have
 _MAX_EXAMPLE_DEPTH = 4
 
 
@@ -83,24 +85,30 @@ def build_agent_card(
     }
 
 
-def build_gateway_card(
-    node_id: str, agents: Iterable[tuple[Manifest, Sequence[Capability]]], urls: AgentUrls, options: CardOptions
+async def build_gateway_card(
+    node_id: str, agents: Iterable[Manifest], urls: AgentUrls, options: CardOptions
 ) -> dict[str, Any]:
-    """The card of the node itself: the skills of all its agents, each once."""
-    skills: dict[str, tuple[Capability, tuple[str, ...]]] = {}
-    for manifest, capabilities in agents:
-        for each in capabilities:
-            existing = skills.get(normalize_name(each.name))
-            tags = (manifest.agent_id, *manifest.tags)
-            skills[normalize_name(each.name)] = (
-                (each, tags) if existing is None else (existing[0], (*existing[1], *tags))
-            )
+    """The card of the node itself: the skills of its agents, each once, with the first of its tags.
+
+    The skills are collected in slices, with other requests in between.
+    """
+    skills: dict[str, tuple[Capability, dict[str, None]]] = {}
+    async for manifests in iterate_in_slices(agents):
+        for manifest in manifests:
+            for each in manifest.capabilities:
+                name = normalize_name(each.name)
+                if name not in skills:
+                    if len(skills) == _MAX_SKILLS:
+                        continue
+                    skills[name] = each, {}
+                if len(tags := skills[name][1]) < _MAX_TAGS:
+                    tags.update(dict.fromkeys((manifest.agent_id, *manifest.tags)))
     return {
         **({"id": node_id, "endpoint": urls.url} if options.supports_0_3 else {}),
         "name": f"a2a-fabric node '{node_id}'",
         "description": "Finds the right agent for a skill; name the skill in metadata.skill.",
         "version": __version__,
-        **_render_shared_fields(list(skills.values()), urls, options),
+        **_render_shared_fields([(each, tuple(tags)) for each, tags in skills.values()], urls, options),
     }
 
 
@@ -269,7 +277,7 @@ class CardCache:
         self._sign = sign
         self._cache: OrderedDict[tuple[Any, ...], tuple[object, ServedCard]] = OrderedDict()
 
-    def get_card(self, context: A2ARequestContext) -> ServedCard:
+    async def get_card(self, context: A2ARequestContext) -> ServedCard:
         """The card of the agent, or of the gateway, with the skills that this caller may use."""
         registry = self._gateway.registry
         source: object = context.agent if context.agent is not None else registry.catalog_for(context.principal)
@@ -281,14 +289,14 @@ class CardCache:
         if cached is not None and cached[0] is source:
             self._cache.move_to_end(key)
             return cached[1]
-        card = self._encode_card(self._build_card(context, options), cached[1] if cached else None)
+        card = self._encode_card(await self._build_card(context, options), cached[1] if cached else None)
         self._cache[key] = (source, card)
         if len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
         return card
 
-    def build_extended_card(self, context: A2ARequestContext) -> dict[str, Any]:
-        return self._add_signatures(self._build_card(context, self._choose_options(context)))
+    async def build_extended_card(self, context: A2ARequestContext) -> dict[str, Any]:
+        return self._add_signatures(await self._build_card(context, self._choose_options(context)))
 
     def _choose_options(self, context: A2ARequestContext) -> CardOptions:
         """A client that says that it speaks 1.0 gets no names of 0.3."""
@@ -306,7 +314,7 @@ class CardCache:
     def _add_signatures(self, card: dict[str, Any]) -> dict[str, Any]:
         return {**card, "signatures": self._sign(card)} if self._sign is not None else card
 
-    def _build_card(self, context: A2ARequestContext, options: CardOptions) -> dict[str, Any]:
+    async def _build_card(self, context: A2ARequestContext, options: CardOptions) -> dict[str, Any]:
         """The agent in the context is already reduced to what its caller may use."""
         agent = context.agent
         if agent is not None:
@@ -314,10 +322,9 @@ class CardCache:
                 url=_join_url(context, f"/agents/{agent.agent_id}"), grpc=self._grpc_address(), tenant=agent.agent_id
             )
             return build_agent_card(agent, agent.capabilities, urls, options)
-        agents = self._gateway.registry.visible_to(context.principal).agents
+        agents = (await self._gateway.registry.prepare_view(context.principal)).agents
         urls = AgentUrls(url=_join_url(context, GATEWAY_PATH), grpc=self._grpc_address())
-        agent_skills = ((each, each.capabilities) for each in agents)
-        return build_gateway_card(self._gateway.node_id, agent_skills, urls, options)
+        return await build_gateway_card(self._gateway.node_id, agents, urls, options)
 
 
 def _join_url(context: A2ARequestContext, path: str) -> str:

@@ -284,7 +284,7 @@ class _A2ARequestCycle(RequestCycle):
         self.operation = "a2a.card"
         context = await self._state.operations.await_skills(self._context)
         version: A2AVersion = "0.3" if is_0_3_request(self._get_requested_version()) else "1.0"
-        card = self._state.operations.cards.get_card(replace(context, version=version))
+        card = await self._state.operations.cards.get_card(replace(context, version=version))
         headers = [
             (b"cache-control", b"private, max-age=%d" % self._state.settings.card_seconds),
             (b"last-modified", card.last_modified.encode()),

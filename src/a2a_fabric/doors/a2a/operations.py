@@ -165,7 +165,7 @@ class A2AOperations:
         """The card for a caller with credentials: everything that the caller may see."""
         tenant = parse_params(raw_params, ExtendedCardParams).tenant
         context = await self.await_skills(self._resolve_tenant(context, tenant))
-        return self.cards.build_extended_card(context)
+        return await self.cards.build_extended_card(context)
 
     def _resolve_tenant(self, context: A2ARequestContext, tenant: str | None) -> A2ARequestContext:
         """At the gateway's address a tenant names an agent; at an agent's address it can only be that agent."""

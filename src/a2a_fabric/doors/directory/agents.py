@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -40,9 +41,11 @@ from a2a_fabric.core.policy import check_agent_name, is_limited, is_scoped
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.core.routing import may_answer_unnamed
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.jsonrpc import DirectoryRequestContext
 from a2a_fabric.messages.delivery import split_input
+from a2a_fabric.operations.pages import MAX_ITEMS, decode_cursor, encode_cursor
 
 DIRECTORY_ID_KEY = "directory_id"  # in the metadata
 MAX_ID_LENGTH = 256
@@ -75,10 +78,11 @@ Limit = Annotated[int, Meta(ge=1)] | None
 
 
 class DiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Without capabilities, all agents are listed."""
+    """Without capabilities, all agents are listed. `cursor` is `nextCursor` of a reply that could not hold all."""
 
     capabilities: tuple[str, ...] = ()
     limit: Limit = None
+    cursor: Annotated[str, Meta(max_length=1000)] | None = None
 
 
 class DirectoryAgentParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -103,11 +107,33 @@ class AgentDirectory:
         self._direct = frozenset(direct)
 
     async def discover(self, params: DiscoverParams, context: DirectoryRequestContext) -> dict[str, Any]:
-        visible = self._registry.visible_to(context.principal)
-        listed = self._sort_by_rank(
-            _find_offering(visible, params.capabilities) if params.capabilities else visible.agents
+        """The best agents first. Of more than fit into a reply the rest comes with the cursor.
+
+        Ranks change with health, so the pages of a cursor are in the order of ids, from the first: they have all
+        agents, also those of the first reply.
+        """
+        visible = await self._registry.prepare_view(context.principal)
+        agents = list(_find_offering(visible, params.capabilities)) if params.capabilities else visible.agents
+        limit = min(params.limit or MAX_ITEMS, MAX_ITEMS)
+        listed = (
+            await self._sort_in_slices(agents)
+            if params.cursor is None
+            else visible.sort_by_id(agents, decode_cursor(params.cursor)[0])
         )
-        return {"agents": [self.render_entry(manifest, context.base_url) for manifest in listed[: params.limit]]}
+        entries: list[dict[str, Any]] = []
+        async for manifests in iterate_in_slices(listed[:limit]):
+            entries += [self.render_entry(manifest, context.base_url) for manifest in manifests]
+        if len(listed) <= limit or (params.limit == limit and params.cursor is None):
+            return {"agents": entries}  # all, or as many of the best as the caller wants
+        last = "" if params.cursor is None else listed[limit - 1].agent_id
+        return {"agents": entries, "total": len(agents), "nextCursor": encode_cursor((last, 0))}
+
+    async def _sort_in_slices(self, agents: Iterable[Manifest]) -> list[Manifest]:
+        ranked: list[tuple[tuple[int, int, float, str], Manifest]] = []
+        async for manifests in iterate_in_slices(agents):
+            ranked += [(self._rank(manifest), manifest) for manifest in manifests]
+        ranked.sort(key=itemgetter(0))
+        return [*map(itemgetter(1), ranked)]
 
     async def get_agent(self, params: DirectoryAgentParams, context: DirectoryRequestContext) -> dict[str, Any]:
         manifest = self.find_agent(params.agent_id, context.principal)
@@ -130,9 +156,7 @@ class AgentDirectory:
         manifest = self._registry.get_for(principal, to_agent_id(directory_id))
         if manifest is None:
             check_agent_name(principal, to_agent_id(directory_id))
-            raise AgentNotFound(
-                directory_id, [to_directory_id(each) for each in self._registry.visible_to(principal).agents]
-            )
+            raise AgentNotFound(directory_id, map(to_directory_id, self._registry.visible_to(principal).agents))
         return manifest
 
     def choose_best_agent(self, action: str, principal: Principal) -> Manifest:

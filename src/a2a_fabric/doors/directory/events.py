@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -127,9 +127,8 @@ _POLL_INTERVAL = 0.5  # seconds; tasks are polled, because any door and any node
 
 
 class CatalogView(Protocol):
-    @property
-    def agents(self) -> Sequence[Manifest]: ...
     def get(self, agent_id: str, /) -> Manifest | None: ...
+    def changes_since(self, previous: Any, /) -> Collection[str]: ...
 
 
 DirectoryEventKind = Literal["agent.registered", "agent.updated", "agent.unregistered", "agent.health"]
@@ -280,15 +279,15 @@ class DirectoryEvents:
 
 
 def _compare_catalogs(before: CatalogView, after: CatalogView) -> Iterator[tuple[DirectoryEventKind, Manifest]]:
-    for manifest in after.agents:
-        previous = before.get(manifest.agent_id)
-        if previous is None:
+    for agent_id in sorted(after.changes_since(before)):
+        previous, manifest = before.get(agent_id), after.get(agent_id)
+        if manifest is None or manifest.is_tool:
+            if previous is not None and not previous.is_tool:
+                yield "agent.unregistered", previous
+        elif previous is None or previous.is_tool:
             yield "agent.registered", manifest
-        elif previous is not manifest and previous != manifest:
+        elif previous != manifest:
             yield "agent.updated", manifest
-    for manifest in before.agents:
-        if after.get(manifest.agent_id) is None:
-            yield "agent.unregistered", manifest
 
 
 async def _wait_for_signal(signal: asyncio.Event, timeout: float | None) -> None:

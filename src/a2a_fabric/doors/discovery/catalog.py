@@ -174,8 +174,7 @@ class CatalogDocuments:
         visible = registry.visible_to(principal)
         key = (visible, node, part)
         if key not in self._cache:
-            agents = sorted(visible.agents, key=lambda manifest: manifest.agent_id)
-            self._cache[key] = self._build_document(agents, node, part)
+            self._cache[key] = self._build_document(visible.sort_by_id(visible.agents), node, part)
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)

@@ -40,6 +40,8 @@ HEAD_KEY = "fabric.head"
 # The views to which a request narrows itself. A request to `/views/NAME/…` or with `?view=NAME` gets the header, too;
 # then the path below which it was sent is in the scope.
 VIEW_HEADER = b"x-fabric-view"
+PASSPORT_HEADER = b"x-agent-passport"
+_COMBINED_HEADERS = (VIEW_HEADER, PASSPORT_HEADER, b"authorization", b"x-api-key")
 TOKEN_PROTOCOL = "fabric.bearer."  # noqa: S105  # the beginning of a WebSocket's subprotocol; the token follows
 VIEW_PREFIX_KEY = "fabric.view_prefix"
 
@@ -70,7 +72,8 @@ class ClientDisconnected(Exception):
 
 
 class RequestHead:
-    """The headers of a request, decoded when read. Of several headers with one name the last counts, except views.
+    """The headers of a request, decoded when read. Of several headers with one name the last counts, except that each
+    view narrows the request, and that credentials sent twice are refused.
 
     A client repeats its headers with every request, so our server keeps the head of a connection's last
     request; `derived` holds what doors have computed from the headers alone.
@@ -80,8 +83,10 @@ class RequestHead:
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
-        if len(self._headers) < len(headers) and VIEW_HEADER in self._headers:  # each of them narrows the request
-            self._headers[VIEW_HEADER] = b",".join(value for name, value in headers if name == VIEW_HEADER)
+        if len(self._headers) < len(headers):
+            for combined in _COMBINED_HEADERS:  # joined by commas, two credentials are none
+                if combined in self._headers:
+                    self._headers[combined] = b",".join(value for name, value in headers if name == combined)
         self._credentials: Credentials | None = None
         self.derived: dict[str, Any] = {}
         # Whether the request names a trace or a delegation chain; most requests name neither.
@@ -114,8 +119,14 @@ class RequestHead:
         if authorization is None and b"sec-websocket-protocol" in self._headers:
             authorization = _read_token_protocol(self.get(b"sec-websocket-protocol") or "")
         if authorization is not None:
-            return Credentials(authorization=authorization, view=self.get(VIEW_HEADER))
+            return Credentials(
+                authorization=authorization,
+                api_key=self.get(b"x-api-key"),
+                passport=self.get(PASSPORT_HEADER),
+                view=self.get(VIEW_HEADER),
+            )
         return Credentials(
+            passport=self.get(PASSPORT_HEADER),
             view=self.get(VIEW_HEADER),
             api_key=self.get(b"x-api-key"),
             host=self.get(b"host"),

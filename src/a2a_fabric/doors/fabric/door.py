@@ -155,8 +155,9 @@ class FabricHttpEndpoints:
         return await self.operator.approve(cycle.principal, cycle.body)
 
     async def _get_monitoring_status(self, cycle: FabricPageCycle) -> HttpReply:
-        listed = (await cycle.run_operation("fabric.agent.list", {})).data["agents"]
-        agents = [{**agent, "endpoint": agent["endpoint"]["uri"]} for agent in listed]  # as older clients expect it
+        page = (await cycle.run_operation("fabric.agent.list", {})).data
+        agents = [{**agent, "endpoint": agent["endpoint"]["uri"]} for agent in page["agents"]]  # as clients expect it
+        more = {name: page[name] for name in ("next_cursor",) if name in page}  # for fabric.agent.list
         tools = (await cycle.run_operation("fabric.tool.list", {"provider": "builtin"})).data["tools"]
         base_url = cycle.base_url
         return _json_reply(
@@ -166,7 +167,8 @@ class FabricHttpEndpoints:
                 "fabric_version": __version__,
                 "services": {
                     "agents": {
-                        "count": len(agents),
+                        "count": page["total"],
+                        **more,
                         "available": [a for a in agents if a["status"] in ("online", "unknown")],
                         "all": agents,
                     },
@@ -203,7 +205,7 @@ class FabricHttpEndpoints:
     async def _get_metrics(self, cycle: FabricPageCycle) -> HttpReply:
         assert self._context.metrics is not None  # noqa: S101
         check_metrics(cycle.principal)
-        return HttpReply(body=self._context.metrics(), media_type=_METRICS_TYPE)
+        return HttpReply(body=await self._context.metrics(), media_type=_METRICS_TYPE)
 
 
 def _build_operation_handler(name: str) -> PageHandler:

@@ -21,7 +21,7 @@ from a2a_fabric.doors.mcp.servers import ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
 from a2a_fabric.doors.mcp.sse import MESSAGES_PATH, SseEndpoints
 from a2a_fabric.doors.mcp.tool_list import HiddenToolsLog, ToolListSettings
-from a2a_fabric.doors.mcp.tools import AgentToolCatalog, GatewayToolCatalog
+from a2a_fabric.doors.mcp.tools import AgentToolCatalog, GatewayToolCatalog, ToolCatalog
 
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.server import McpServer
@@ -42,7 +42,7 @@ class McpDoorSettings(ToolListSettings, frozen=True, kw_only=True, forbid_unknow
         Meta(
             ge=1,
             description="Sessions of the handshake era at a time. When a client opens one more, the node closes the "
-            "idlest session of the caller that has most.",
+            "idlest session of the caller that has most. One caller has at most `limits.share_per_caller`.",
         ),
     ] = 10_000
     sessions_per_agent: Annotated[
@@ -81,32 +81,48 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     hidden_tools_log = HiddenToolsLog(partial(catalog.describe_hidden, OPERATOR_PRINCIPAL))
     gateway.registry.add_listener(hidden_tools_log.on_catalog_change)
     manifest_subscriptions = ManifestSubscriptions(gateway)
-    sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle, settings.session_unused)
+    sessions = OpenSessions(
+        "MCP sessions",
+        settings.max_sessions,
+        settings.session_idle,
+        settings.session_unused,
+        share=context.caller_share,
+    )
+
+    def build_catalog(manifest: Manifest | None) -> ToolCatalog:
+        return catalog if manifest is None else AgentToolCatalog(gateway, operations, manifest)
 
     def build_server(server_type: type[McpServer], manifest: Manifest | None) -> McpServer:
-        server_catalog = catalog if manifest is None else AgentToolCatalog(gateway, operations, manifest)
+        server_catalog = build_catalog(manifest)
         return server_type(
             context, server_catalog, manifest_subscriptions, sessions=sessions, idle_timeout=settings.session_idle
         )
 
     servers = McpServers(gateway, build_server)
     context.resource_providers.add_listener(servers.schedule_notify)
+
+    def build_fast_path(manifest: Manifest | None) -> FastPath:
+        fast_sessions = FastSessions(settings.session_idle, find_open_session=sessions.find)
+        return FastPath(context, build_catalog(manifest), fast_sessions)
+
     selector = ProxySelector(
-        context, servers, sessions.find, idle_timeout=settings.session_idle, max_sessions=settings.sessions_per_agent
+        context,
+        servers,
+        sessions.find,
+        build_fast_path,
+        idle_timeout=settings.session_idle,
+        max_sessions=settings.sessions_per_agent,
     )
+    gateway_fast_path = build_fast_path(None)
 
     async def find_gateway_server(scope: Any, principal: Principal) -> McpRequestServer:
         return await servers.get_gateway_server()
 
     gateway_endpoint, agent_endpoint = (
-        McpHttpEndpoint(
-            context,
-            find_gateway_server,
-            FastPath(context, catalog),
-            FastSessions(settings.session_idle, find_open_session=sessions.find),
-        ),
-        McpHttpEndpoint(context, selector.find_server),
+        McpHttpEndpoint(context, find_gateway_server, lambda scope, principal: gateway_fast_path),
+        McpHttpEndpoint(context, selector.find_server, selector.find_fast_path, selector.serve_direct),
     )
+    agent_route = Route("/agents/{agent_id:path}/mcp", agent_endpoint)
     sse = SseEndpoints(context, sessions, servers.get_gateway_server)
     return McpDoor(
         hot={"/mcp": gateway_endpoint},
@@ -114,8 +130,9 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         routes=[
             Route("/sse", sse.stream),
             Route(MESSAGES_PATH, sse.messages),
-            Route("/agents/{agent_id:path}/mcp", agent_endpoint),
+            agent_route,
         ],
+        hot_routes=[agent_route],
         lifetime=selector,
         prepare=servers.prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),

@@ -31,6 +31,7 @@ from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import RequestHead, Shortcut
 from a2a_fabric.doors.mcp.request import DirectRequestContext, McpReply
 from a2a_fabric.doors.mcp.results import LogLevel, McpEventWriter, render_input_required
+from a2a_fabric.doors.mcp.sessions import FastSessions
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_token
 from a2a_fabric.doors.mcp.tools import ListingClient, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
@@ -139,7 +140,10 @@ class SessionCall(msgspec.Struct):
 
 
 class FastPath:
-    def __init__(self, context: DoorContext, catalog: ToolCatalog) -> None:
+    """The fast path to the tools of one catalog; `sessions` are those in which it may be taken."""
+
+    def __init__(self, context: DoorContext, catalog: ToolCatalog, sessions: FastSessions) -> None:
+        self.sessions = sessions
         self._context = context
         self._catalog = catalog
         info = catalog.server_info
@@ -206,7 +210,7 @@ class FastPath:
 
     def parse_session_call(self, scope: Any, head: RequestHead, body: bytes) -> SessionCall | None:
         """A plain call in a session, decoded only once. None for a request that has to be looked at more closely."""
-        if SESSION_HEADER_BYTES not in head or scope["method"] != "POST" or not _fits_both(head) or is_too_deep(body):
+        if SESSION_HEADER_BYTES not in head or scope["method"] != "POST" or not fits_both(head) or is_too_deep(body):
             return None
         try:
             call = self._whole_session_call_decoder.decode(body)
@@ -221,11 +225,11 @@ class FastPath:
         try:
             if message.method == "tools/list":
                 list_params = self._session_list_decoder.decode(message.params or b"{}")
-                return list_params if not list_params.meta.progress_token and _fits_both(head) else None
+                return list_params if not list_params.meta.progress_token and fits_both(head) else None
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        return params if _is_plain_session_call(params) and _fits_both(head) else None
+        return params if _is_plain_session_call(params) and fits_both(head) else None
 
     def check_scope(self, message: McpMessage, principal: Principal) -> None:
         """For a call that the SDK answers: its replies have no status for a missing scope. Raises OutOfScope."""
@@ -398,7 +402,7 @@ def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, ex
     return _accepts_both_formats(head.get(b"content-type") or "", head.get(b"accept") or "")
 
 
-def _fits_both(head: RequestHead) -> bool:
+def fits_both(head: RequestHead) -> bool:
     """`_accepts_both_formats`, found once per set of headers."""
     fits = head.derived.get("mcp: takes both")
     if fits is None:

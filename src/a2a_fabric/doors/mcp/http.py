@@ -37,7 +37,7 @@ from a2a_fabric.doors.edge import (
 from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeCallParams, HandshakeListParams
 from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.results import http_status_of, to_error_body, to_protocol_error
-from a2a_fabric.doors.mcp.sessions import FastSession, FastSessions
+from a2a_fabric.doors.mcp.sessions import FastSession
 from a2a_fabric.doors.mcp.tool_calls import ScopeMissing
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.wire import LISTEN_METHOD, SESSION_HEADER_BYTES, McpMessage, McpProtocolError
@@ -53,6 +53,9 @@ class McpRequestServer(Protocol):
 
 
 FindServer = Callable[[Any, Principal], Awaitable[McpRequestServer]]
+FindFastPath = Callable[[Any, Principal], FastPath | None]
+# Serves a call that has arrived completely and only has to be forwarded. None for any other request.
+ServeDirect = Callable[[Any, Receive, Send, DirectRequestContext, bytes], Awaitable[None] | None]
 
 
 class McpRefusal(DoorError):
@@ -119,40 +122,46 @@ class McpHttpEndpoint:
         self,
         context: DoorContext,
         find_server: FindServer,
-        fast_path: FastPath | None = None,
-        fast_sessions: FastSessions | None = None,
+        find_fast_path: FindFastPath = lambda scope, principal: None,
+        serve_direct: ServeDirect | None = None,
     ) -> None:
         self._context = context
         self._edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
         self._find_server = find_server
-        self._fast_path = fast_path
-        self._fast_sessions = fast_sessions or FastSessions(1800.0)
+        self._serve_direct = serve_direct
+        self._find_fast_path = find_fast_path
         self._long_lived: set[asyncio.Task[Any]] = set()
         self._initializing: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = head_from_scope(scope)
         shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
-        fast_path, cycle, body, questions = self._fast_path, None, None, None
+        fast_path, cycle, body, questions = None, None, None, None
         try:
             principal = self._context.identify(head.credentials)
             body = take_buffered_body(shortcut, self._context.body_bytes)
+            if body is not None and self._serve_direct is not None:
+                serving = self._serve_direct(scope, receive, send, DirectRequestContext(principal, head), body)
+                if serving is not None:
+                    await serving
+                    return
+            fast_path = self._find_fast_path(scope, principal)
             if body is not None and fast_path is not None and shortcut is not None:
                 trusted = fast_path.parse_trusted(scope, head, body)
                 if trusted is not None:
                     await fast_path.answer(trusted, DirectRequestContext(principal, head), send, shortcut)
                     return
                 call = fast_path.parse_session_call(scope, head, body)
-                session = self._fast_sessions.find(head, call.id, principal) if call is not None else None
+                session = fast_path.sessions.find(head, call.id, principal) if call is not None else None
                 if call is not None and session is not None:
                     questions = await self._answer_in_session(
-                        session, call.id, call.params, DirectRequestContext(principal, head), send, shortcut
+                        fast_path, session, call.id, call.params, DirectRequestContext(principal, head), send, shortcut
                     )
                     if questions is None:
                         return
             cycle = self._begin_cycle(scope, receive, send, body)  # requests on the fast path do without
             cycle.principal = principal
-            await self._answer(cycle, body, shortcut, questions)
+            await self._answer(cycle, body, shortcut, fast_path, questions)
         except ClientDisconnected:
             (cycle or self._begin_cycle(scope, receive, send, body)).log_disconnect()
         except asyncio.CancelledError:
@@ -173,11 +182,16 @@ class McpHttpEndpoint:
         return cycle
 
     async def _answer(
-        self, cycle: McpCycle, body: bytes | None, shortcut: Shortcut | None, questions: Questions | None
+        self,
+        cycle: McpCycle,
+        body: bytes | None,
+        shortcut: Shortcut | None,
+        fast_path: FastPath | None,
+        questions: Questions | None,
     ) -> None:
         """`questions`: an agent asked them on the fast path, so the SDK asks the client."""
         scope, receive, send = cycle.scope, cycle.receive, cycle.send
-        head, principal, fast_path = cycle.head, cycle.principal, self._fast_path
+        head, principal = cycle.head, cycle.principal
         cycle.check_method()
         cycle.body = body = cycle.check_body(body) if body is not None else await cycle.receive_body(shortcut)
         message = wire.parse_message(body) if cycle.method == "POST" else None
@@ -190,11 +204,13 @@ class McpHttpEndpoint:
             await (answer() if shortcut else run_until_disconnect(scope, receive, answer))
             return
         if fast_path and message and questions is None:
-            self._fast_sessions.observe_cancellation(head, message, principal)
+            fast_path.sessions.observe_cancellation(head, message, principal)
             session, params = self._find_session(fast_path, head, message, direct_context)
             if shortcut is not None and session is not None and params is not None:
                 request_id: Any = message.id  # the id of a request is never null
-                questions = await self._answer_in_session(session, request_id, params, direct_context, send, shortcut)
+                questions = await self._answer_in_session(
+                    fast_path, session, request_id, params, direct_context, send, shortcut
+                )
                 if questions is None:
                     return
         cycle.continue_trace_of(message)
@@ -204,7 +220,7 @@ class McpHttpEndpoint:
         request_context.message, request_context.pending_questions = message, questions
         request_context.wants_all_tools = direct_context.wants_all_tools
         server = await self._find_server(scope, principal)
-        observed_send = self._observe_reply(fast_request, cycle, message)
+        observed_send = self._observe_reply(fast_path, fast_request, cycle, message)
         replayed = replay_body(body, receive)
         if message is not None and message.method == "initialize":
             await self._run_initialize(partial(self._serve, server, request_context, scope, replayed), observed_send)
@@ -218,7 +234,7 @@ class McpHttpEndpoint:
         """The session and the parameters of a request that may take the fast path."""
         if message.method not in ("tools/call", "tools/list") or not message.is_request:
             return None, None
-        session = self._fast_sessions.find(head, message.id, request_context.principal)  # type: ignore[arg-type]  # a request's id is not null
+        session = fast_path.sessions.find(head, message.id, request_context.principal)  # type: ignore[arg-type]  # a request's id is not null
         params = fast_path.parse_in_session(head, message) if session is not None else None
         if session is not None and isinstance(params, HandshakeListParams):
             if session.open_session is None or session.open_session.client_name is None:
@@ -228,6 +244,7 @@ class McpHttpEndpoint:
 
     async def _answer_in_session(
         self,
+        fast_path: FastPath,
         session: FastSession,
         request_id: str | int,
         params: HandshakeCallParams | HandshakeListParams,
@@ -236,12 +253,11 @@ class McpHttpEndpoint:
         shortcut: Shortcut,
     ) -> Questions | None:
         """The agent's questions, if it asks instead of answering; then the SDK asks the client."""
-        assert self._fast_path is not None  # noqa: S101  # checked by the callers
         open_session = session.open_session
         request_context.can_show_apps = open_session is not None and open_session.can_show_apps
         session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
-            return await self._fast_path.answer_in_session(
+            return await fast_path.answer_in_session(
                 request_id, params, request_context, send, shortcut, session.pop_cancellation
             )
         except asyncio.CancelledError:
@@ -277,16 +293,22 @@ class McpHttpEndpoint:
             if is_long_lived:
                 self._context.release_stream(caller)
 
-    def _observe_reply(self, fast_request: FastRequest | None, cycle: McpCycle, message: McpMessage | None) -> Send:
+    def _observe_reply(
+        self,
+        fast_path: FastPath | None,
+        fast_request: FastRequest | None,
+        cycle: McpCycle,
+        message: McpMessage | None,
+    ) -> Send:
         """Add the trace to a reply. What the SDK accepts now may take the fast path from now on."""
-        fast_path, request_message = self._fast_path, message
+        request_message = message
         is_learning = fast_path is not None and (fast_request is not None or SESSION_HEADER_BYTES in cycle.head)
 
         async def observe(message: Any) -> None:
             if message["type"] == "http.response.start":
                 cycle.has_replied = True
                 if fast_path is not None and is_learning and cycle.method != "GET":
-                    self._fast_sessions.observe_reply(cycle.head, request_message, cycle.principal, message["status"])
+                    fast_path.sessions.observe_reply(cycle.head, request_message, cycle.principal, message["status"])
                     if fast_request is not None and message["status"] == 200:
                         fast_path.trust(fast_request)
                 if all(name.lower() != b"x-trace-id" for name, _ in message["headers"]):

@@ -196,8 +196,15 @@ class McpReply:
 
     async def send_notification(self, method: str, params: Any) -> None:
         notification = {"jsonrpc": "2.0", "method": method}
-        body = _encode(notification if params is None else {**notification, "params": params})
+        await self.send_message(_encode(notification if params is None else {**notification, "params": params}))
+
+    async def send_message(self, body: bytes) -> None:
+        """An encoded message before the answer."""
         await self._write(_encode_frame(body), more=True)
+
+    async def send_answer(self, body: bytes) -> None:
+        """The encoded answer."""
+        await self._send_last(body, 200)
 
     async def _send_last(self, body: bytes, status: int) -> None:
         if self.is_streaming:

@@ -25,7 +25,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, current_trace
@@ -408,5 +408,5 @@ async def _discard(message: Any) -> None:
 
 
 def _make_user(principal: Principal) -> AuthenticatedUser:
-    client_id = f"{principal.mode}:{principal.principal_id}"
+    client_id = owner_from_principal(principal)
     return AuthenticatedUser(AccessToken(token="", client_id=client_id, scopes=[]))

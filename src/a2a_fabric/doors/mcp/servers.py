@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.ports import AgentIndex, load_module
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ class McpServers:
     def _on_catalog_change(self, catalog: object) -> None:
         previous, current = self._catalog, self._gateway.registry.catalog
         self._catalog = current
-        self._changed |= {name for name in self._servers if previous.get(name) != current.get(name)}
-        if GATEWAY_KEY in self._servers and tuple(previous) != tuple(current):
+        changed = {each for each in current.changes_since(previous) if previous.get(each) != current.get(each)}
+        self._changed |= changed & self._servers.keys()
+        if GATEWAY_KEY in self._servers and changed:
             self._changed.add(GATEWAY_KEY)
         self.schedule_notify()
 
@@ -145,6 +146,7 @@ class ManifestSubscriptions:
         self._gateway = gateway
         self._callbacks: dict[str, list[OnChange]] = {}
         self._manifests: dict[str, Manifest | None] = {}
+        self._catalog = gateway.registry.catalog
         gateway.registry.add_listener(self._compare_manifests)
         gateway.registry.health.add_listener(self._on_health)
 
@@ -162,10 +164,13 @@ class ManifestSubscriptions:
 
         return unsubscribe
 
-    def _compare_manifests(self, catalog: AgentIndex) -> None:
-        for agent_id, previous in list(self._manifests.items()):
-            current = catalog.get(agent_id)
-            if current != previous:
+    def _compare_manifests(self, catalog: object) -> None:
+        previous, self._catalog = self._catalog, self._gateway.registry.catalog
+        for agent_id in self._catalog.changes_since(previous):
+            if agent_id not in self._manifests:
+                continue
+            current = self._catalog.get(agent_id)
+            if current != self._manifests[agent_id]:
                 self._manifests[agent_id] = current
                 self._notify(agent_id)
 

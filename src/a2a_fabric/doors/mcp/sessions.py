@@ -2,6 +2,8 @@
 
 At the limit, the session that has been idle longest is closed, among those of the caller with the most
 sessions. A session with a request in flight is not idle. A session that was opened and never used ends early.
+A caller has at most its share: then one of its own sessions is closed for its next one. No session of a caller
+with fewer sessions is ever closed for it. So a caller whose sessions are all in use leaves room for others.
 The SDK opens, keeps and ends sessions; once it has accepted `notifications/initialized`, a plain `tools/call`
 needs nothing of what the SDK keeps.
 
@@ -25,7 +27,7 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.limits import ANONYMOUS_CALLER
+from a2a_fabric.core.limits import ANONYMOUS_CALLER, share_to_multiple
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpMessage, decode_or_none
 
@@ -85,8 +87,11 @@ class OpenSessions:
         idle_timeout: float = float("inf"),
         unused_timeout: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        share: float = 1.0,
     ) -> None:
         self.clock = clock
+        self._multiple = share_to_multiple(share)
         self._description = description
         self._max_sessions = max_sessions
         self._idle_timeout = idle_timeout
@@ -148,18 +153,23 @@ class OpenSessions:
         """Raises RateLimited."""
         if self._count >= self._max_sessions:
             self._purge()
-        if self._count < self._max_sessions:
+        free = self._max_sessions - self._count
+        held = len(self._by_owner.get(new.owner, ()))
+        if held < self._multiple * free:
             return None
-        idlest = self._find_idlest()
+        idlest = self._find_idlest(new.owner, held, is_full=free <= 0)
         if idlest is None:
-            raise RateLimited(
-                f"All {self._max_sessions} {self._description} are in use; try again in {_RETRY_AFTER:g} s",
-                _RETRY_AFTER,
-            )
+            raise self._make_refusal(held, free)
         self.end(idlest)
         idle = self.clock() - idlest.used_at
         _log.info("Closed a session of %s, idle for %.0f s, to open one for %s", idlest.owner, idle, new.owner)
         return self._close(idlest)
+
+    def _make_refusal(self, held: int, free: int) -> RateLimited:
+        usage = f"All {self._max_sessions} {self._description} are in use"
+        if free > 0:
+            usage = f"This caller has {held} of {self._max_sessions} {self._description}, which is its share"
+        return RateLimited(f"{usage}; try again in {_RETRY_AFTER:g} s", _RETRY_AFTER)
 
     def _close(self, session: OpenSession) -> asyncio.Future[None]:
         closing = asyncio.ensure_future(_close_logged(session))
@@ -180,13 +190,17 @@ class OpenSessions:
         if self._count:
             self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
 
-    def _find_idlest(self) -> OpenSession | None:
-        """The session to close for a new one: the idlest of the callers with the most sessions."""
+    def _find_idlest(self, owner: str, held: int, *, is_full: bool) -> OpenSession | None:
+        """The session to close for a new one of `owner`: one of its own if some are still free, else the idlest of
+        the callers with the most sessions, as long as they have more than `owner`.
+        """
         best: OpenSession | None = None
         session_count = 0
-        for owned in sorted(self._by_owner.values(), key=len, reverse=True):
+        for name, owned in sorted(self._by_owner.items(), key=lambda each: len(each[1]), reverse=True):
             if len(owned) < session_count:
                 break
+            if name != owner and not (is_full and len(owned) > held):
+                continue
             idle = min((each for each in owned if not each.requests), key=lambda each: each.used_at, default=None)
             if idle is not None and (best is None or idle.used_at < best.used_at):
                 best, session_count = idle, len(owned)

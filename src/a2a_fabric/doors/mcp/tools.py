@@ -389,7 +389,7 @@ class GatewayToolCatalog:
         catalog = self._gateway.registry.visible_to(principal)
         builtin = catalog.tools if self._settings.builtin_tools else ()
         enabled = sum(bool(manifest.metadata.get("enabled", True)) for manifest in builtin)
-        return sum(len(manifest.capabilities) for manifest in catalog.agents) + enabled
+        return catalog.capability_count + enabled
 
     def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         table = self._get_table(principal)

@@ -13,6 +13,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, normalize_name
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, DoorEdge, HttpReply, RequestCycle, compute_etag
 from a2a_fabric.doors.rest import models
@@ -45,14 +46,19 @@ class RestAgents:
     async def list(self, context: RestCycle) -> RestReply:
         """The agents in order of their ids, so that pages stay consistent while agents come and go."""
         query: models.AgentsQuery = context.query
-        agents = sorted(self.list_visible(context.principal, query.capability), key=lambda manifest: manifest.agent_id)
-        remaining = [each for each in agents if query.tag is None or query.tag in each.tags]
-        if query.cursor is not None:
-            remaining = [each for each in remaining if each.agent_id > query.cursor]
-        page = remaining[: query.limit]
-        cursor = page[-1].agent_id if len(remaining) > len(page) else None
-        cards = models.AgentCards(agents=tuple(self.build_card(each, context) for each in page), next_cursor=cursor)
-        return RestReply(body=cards, headers=build_next_link(context, "/agents", cursor, query.limit))
+        catalog = await self._registry.prepare_view(context.principal)
+        agents = catalog.agents if query.capability is None else catalog.find_by_capability(query.capability)
+        page: list[Manifest] = []
+        async for manifests in iterate_in_slices(catalog.sort_by_id(agents, query.cursor)):
+            page += [each for each in manifests if query.tag is None or query.tag in each.tags]
+            if len(page) > query.limit:
+                break
+        cursor = page[query.limit - 1].agent_id if len(page) > query.limit else None
+        cards: list[models.AgentCard] = []
+        async for manifests in iterate_in_slices(page[: query.limit]):
+            cards += [self.build_card(each, context) for each in manifests]
+        body = models.AgentCards(agents=tuple(cards), next_cursor=cursor)
+        return RestReply(body=body, headers=build_next_link(context, "/agents", cursor, query.limit))
 
     async def show(self, context: RestCycle) -> RestReply:
         manifest = self._registry.find_agent_for(context.principal, context.path["agent_id"])

@@ -6,6 +6,7 @@ fetched: reading them sends no request."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ import msgspec
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.core.propagation import MaybeChain, Trace
+from a2a_fabric.protocols.mcp.wire import McpMessage
 
 Entries = tuple[dict[str, Any], ...]
 
@@ -114,8 +116,30 @@ class PromptResourceProviders:
 # In the `data` of errors that our transport makes in the server's place: offline, interrupted, failed, refused, gone.
 TROUBLE_KEY = "a2a-fabric/trouble"
 
+
+class TunnelWriter(Protocol):
+    """The stream of messages to an agent."""
+
+    async def send(self, message: Any, /) -> None:
+        """Send a `SessionMessage` of the SDK."""
+        ...
+
+    def start_request(
+        self, request_id: str | int, method: str, body: bytes, headers: Mapping[str, str]
+    ) -> asyncio.Future[McpMessage]:
+        """Send an encoded request. Its reply does not go into the stream from the agent.
+
+        If the agent ends, only that stream ends. The caller also calls `forget_request`.
+        """
+        ...
+
+    def forget_request(self, request_id: str | int) -> None:
+        """Drop the reply, if it has not come yet."""
+        ...
+
+
 # Each call opens a conversation of its own; its value are the streams from the agent and to the agent.
-OpenTunnel = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
+OpenTunnel = Callable[[], AbstractAsyncContextManager[tuple[Any, TunnelWriter]]]
 
 
 class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,4 +172,6 @@ class OffersTunnel(Protocol):
     """A runtime whose agent is an MCP server that clients can talk to directly, in MCP itself."""
 
     @property
-    def tunnel(self) -> Tunnel: ...
+    def tunnel(self) -> Tunnel | None:
+        """None if clients share what the runtime itself uses, and are served as those of other agents."""
+        ...

@@ -25,12 +25,23 @@ class AgentsFile:
         self._path = path
         self._optional = optional  # a default file may be missing
         self._last_stamp: tuple[int, int, int] | None = None
+        self._manifests: dict[str, Manifest] = {}
 
     async def load(self) -> list[Manifest]:
         self._last_stamp = self._read_stamp()  # before reading: an edit meanwhile is noticed
         if self._optional and not self._path.exists():
             return []
-        return await asyncio.to_thread(read_manifests, self._path)
+        self._manifests = await asyncio.to_thread(self._read, self._manifests)
+        return list(self._manifests.values())
+
+    def _read(self, previous: dict[str, Manifest]) -> dict[str, Manifest]:
+        """The manifests by id. An entry that did not change stays the same object, so that it costs no more work."""
+        manifests = {manifest.agent_id: manifest for manifest in read_manifests(self._path)}
+        for agent_id, manifest in manifests.items():
+            known = previous.get(agent_id)
+            if known is not None and known == manifest:
+                manifests[agent_id] = known
+        return manifests
 
     async def watch(self, on_change: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -11,11 +11,13 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
+from operator import is_
 
 from a2a_fabric.core.agent import ListedAgent, Manifest, NodeListing, Status, import_agent
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.ports import AgentHost
-from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.core.tasks import cancel_and_wait, iterate_in_slices
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
@@ -44,18 +46,32 @@ class NodeAgents:
         self._is_node = is_node
         self._host_of = host_of
         self._health = health
+        self._catalog = Catalog()
         self._nodes: dict[str, Manifest] = {}
         self._listed_agents: dict[str, dict[str, ListedAgent]] = {}  # by node, then by the id that its agent has here
-        self._manifests: dict[str, tuple[Manifest, ...]] = {}
+        self._manifests: dict[str, dict[str, Manifest]] = {}  # by node, then by id
         self._nodes_changed = asyncio.Event()
 
     def on_catalog_changed(self, catalog: Catalog) -> None:
         """The catalog changed, so nodes may have been added or removed."""
-        self._nodes = {manifest.agent_id: manifest for manifest in catalog.agents if self._is_node(manifest)}
-        self._nodes_changed.set()
+        previous, self._catalog = self._catalog, catalog
+        for agent_id in catalog.changes_since(previous):
+            self._check_agent(agent_id)
+
+    def on_runtime_identified(self, agent_id: str) -> None:
+        """It is known now how the agent is reached; it may be a node."""
+        self._check_agent(agent_id)
+
+    def _check_agent(self, agent_id: str) -> None:
+        manifest = self._catalog.get(agent_id)
+        if manifest is not None and not manifest.is_tool and self._is_node(manifest):
+            self._nodes[agent_id] = manifest
+            self._nodes_changed.set()
+        elif self._nodes.pop(agent_id, None) is not None:
+            self._nodes_changed.set()
 
     async def load(self) -> Sequence[Manifest]:
-        return [manifest for agents in self._manifests.values() for manifest in agents]
+        return [*chain.from_iterable(agents.values() for agents in self._manifests.values())]
 
     async def watch(self, on_change: OnChange) -> None:
         tasks: dict[str, tuple[object, asyncio.Task[None]]] = {}
@@ -112,18 +128,25 @@ class NodeAgents:
 
     async def _apply_listing(self, node: Manifest, listing: NodeListing, on_change: OnChange) -> None:
         if listing.agents is not None:
-            agents = [
-                (import_agent(node, await sanitize_discovered_manifest(each.manifest)), each) for each in listing.agents
-            ]
-            self._listed_agents[node.agent_id] = {manifest.agent_id: each for manifest, each in agents}
-            manifests = tuple(manifest for manifest, _ in agents)
-            if manifests != self._manifests.get(node.agent_id):
-                self._manifests[node.agent_id] = manifests
+            listed: dict[str, ListedAgent] = {}
+            manifests: dict[str, Manifest] = {}
+            previous = self._manifests.get(node.agent_id, {})
+            async for part in iterate_in_slices(listing.agents):
+                for each in part:
+                    manifest = import_agent(node, await sanitize_discovered_manifest(each.manifest))
+                    known = previous.get(manifest.agent_id)
+                    # The same object tells the registry that nothing changed.
+                    manifests[manifest.agent_id] = known if known is not None and known == manifest else manifest
+                    listed[manifest.agent_id] = each
+            self._listed_agents[node.agent_id] = listed
+            self._manifests[node.agent_id] = manifests
+            if list(manifests) != list(previous) or not all(map(is_, manifests.values(), previous.values())):
                 await on_change()
-                _log.info("node %s lists %d agents", node.agent_id, len(agents))
+                _log.info("node %s lists %d agents", node.agent_id, len(listed))
         self._set_health(node.agent_id, "online", None)
-        for agent_id, each in self._listed_agents.get(node.agent_id, {}).items():
-            self._set_health(agent_id, each.status, each.error)
+        async for health in iterate_in_slices(tuple(self._listed_agents.get(node.agent_id, {}).items())):
+            for agent_id, each in health:
+                self._set_health(agent_id, each.status, each.error)
 
     def _mark_offline(self, node: str, reason: str) -> None:
         if self._health.get(node).status != "offline":

@@ -13,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound, Forbidden, StoreError
 from a2a_fabric.core.ports import HealthView
 from a2a_fabric.core.registration import AgentChange, Registration
 from a2a_fabric.core.stores import AGENTS_TOPIC, ChangeNotices, RegistrationStore, call_store_within
-from a2a_fabric.core.tasks import repeat_forever
+from a2a_fabric.core.tasks import iterate_in_slices, repeat_forever
 from a2a_fabric.registry.registration_policy import add_owner, read_terms
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ class StoredAgents:
         self._notices = notices
         self._accepts = accepts
         self._rows: dict[str, Registration] = {}
+        self._manifests: dict[str, Manifest] = {}  # the same object for as long as the registration stays the same
+        self._order: list[tuple[float, str]] = []  # of registration
+        self._count_by_owner: Counter[str] = Counter()
         self._revision = 0
         self._lock = asyncio.Lock()
         self.is_store_unavailable = False
@@ -49,8 +54,7 @@ class StoredAgents:
             while page := await self._read_changes(_PAGE):
                 for change in page:
                     self._apply_change(change)
-            rows = sorted(self._rows.values(), key=lambda row: (row.registered_at, row.agent_id))
-            return [add_owner(row.manifest, row.owner) for row in rows]
+            return [*map(self._manifests.__getitem__, map(itemgetter(1), self._order))]
 
     async def watch(self, on_change: Callable[[], Awaitable[None]]) -> None:
         with self._notices.watch(AGENTS_TOPIC) as wake_handle:
@@ -67,7 +71,7 @@ class StoredAgents:
         return list(self._rows.values())
 
     def count_owned_by(self, owner: str) -> int:
-        return Counter(row.owner for row in self._rows.values())[owner]
+        return self._count_by_owner[owner]
 
     def update_renewed(self, renewed: Registration) -> None:
         """Take over a renewal that this node made; renewals are not among the changes of the store."""
@@ -90,10 +94,17 @@ class StoredAgents:
     def _apply_change(self, change: AgentChange) -> None:
         self._revision = change.revision
         row = change.registration
+        previous = self._rows.pop(change.agent_id, None)
+        if previous is not None:
+            del self._manifests[change.agent_id]
+            del self._order[bisect_left(self._order, (previous.registered_at, change.agent_id))]
+            self._count_by_owner[previous.owner] -= 1
         if row is not None and self._accepts(row.manifest):
             self._rows[change.agent_id] = row
+            self._manifests[change.agent_id] = add_owner(row.manifest, row.owner)
+            insort(self._order, (row.registered_at, change.agent_id))
+            self._count_by_owner[row.owner] += 1
             return
-        self._rows.pop(change.agent_id, None)
         if row is not None:
             _log.warning(
                 "agent %s, registered by %s, is of a kind that this node does not serve", row.agent_id, row.owner
@@ -130,30 +141,33 @@ class LeaseExpirer:
 
     async def renew_and_expire(self) -> None:
         """Renew first, so that no agent is removed that was just seen."""
-        rows = self._agents.list_registrations()
-        for row in rows:
-            if self._is_alive(row):
-                await self._renew(row)
-        if any(map(self._has_start_grace, rows)):
+        has_grace = False
+        async for rows in iterate_in_slices(self._agents.list_registrations()):
+            for row in rows:
+                if self._is_alive(row):
+                    await self._renew(row)
+                has_grace = has_grace or self._has_start_grace(row)
+        if has_grace:
             return
         for agent_id in await self._store.expire():
             _log.info("agent %s is gone: its lease has run out", agent_id)
 
     def _is_alive(self, row: Registration) -> bool:
         """Alive in the second half of its lease, by a check or a call."""
-        terms = read_terms(row.manifest)
-        if terms is None or not terms.checks_renew:
-            return False
         health = self._health.get(row.agent_id)
-        return health.status in ("online", "degraded") and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
+        if health.status not in ("online", "degraded") or (health.seen_at or 0.0) <= row.seen_at:
+            return False
+        terms = read_terms(row.manifest)
+        return terms is not None and terms.checks_renew and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
 
     def _has_start_grace(self, row: Registration) -> bool:
         """Whether its lease ran out while no node was running. A row that was renewed since is another object."""
+        if row.lease_until is None or row.lease_until > self._started_at:
+            return False
         if self._clock() > self._started_at + _START_GRACE or self._agents.get(row.agent_id) is not row:
             return False
         terms = read_terms(row.manifest)
-        is_renewed_by_checks = terms is not None and terms.checks_renew
-        return is_renewed_by_checks and row.lease_until is not None and row.lease_until <= self._started_at
+        return terms is not None and terms.checks_renew
 
     async def _renew(self, row: Registration) -> None:
         terms = read_terms(row.manifest)

@@ -31,7 +31,14 @@ from a2a_fabric.runtimes.agentzero.endpoint import (
 from a2a_fabric.runtimes.context import bad_endpoint, complete_manifest
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY
 from a2a_fabric.runtimes.remote_work import ContextIds
-from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty, decode_reply, is_success, probe_page
+from a2a_fabric.runtimes.upstream import (
+    JSONAPIClient,
+    decode_object_or_empty,
+    decode_reply,
+    is_success,
+    probe_page,
+    read_excerpt,
+)
 
 _CONTEXT_LOST_NOTE = "the agent no longer knew the conversation, so a new one was started"
 
@@ -57,7 +64,7 @@ class AgentZeroMessageRuntime:
             notes.append(_CONTEXT_LOST_NOTE)
             reply = await self._messages.post(self._render_body(call, ""), call)
         if not is_success(reply.status):
-            raise self._api.build_error(reply.status, str(decode_object_or_empty(reply.body).get("error", "")))
+            raise self._api.build_error(reply.status, read_excerpt(reply.body))
         answer = decode_reply(reply.body, _MessageReply)
         self._context_ids.remember(call, answer.context_id)
         result = Result(data=to_json_object(answer.response))

@@ -49,7 +49,14 @@ from a2a_fabric.runtimes.prompt import (
     result_from_messages,
 )
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, ContextIds, poll_until
-from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, JSONAPIClient, check_probe_status, decode_reply, is_success
+from a2a_fabric.runtimes.upstream import (
+    PROBE_TIMEOUT,
+    JSONAPIClient,
+    check_probe_status,
+    decode_reply,
+    is_success,
+    read_excerpt,
+)
 
 _CARD_PATHS = CARD_PATHS[::-1]  # FastA2A before 0.6 knows only the older one
 _SEND_OPTIONS = SendOptions(output_modes=("text/plain", "application/json", "application/octet-stream"), blocking=False)
@@ -103,7 +110,7 @@ class FastA2ARuntime:
             if reply.status != 404:
                 break
         if not is_success(reply.status):
-            raise self._api.build_error(reply.status)
+            raise self._api.build_error(reply.status, read_excerpt(reply.body))
         return read_card(decode_reply(reply.body, dict[str, Any]), None)
 
     def _make_message(self, call: Call) -> tuple[A2AMessage, tuple[str, ...]]:
@@ -166,7 +173,7 @@ class FastA2ARuntime:
         body = msgspec.Raw(encode_request(new_id(), method, params))
         reply = await self._api.post("/", body, timeout=timeout, headers=headers)
         if not is_success(reply.status):
-            raise self._api.build_error(reply.status)
+            raise self._api.build_error(reply.status, read_excerpt(reply.body))
         return reply.body
 
     def _parse_task(self, body: bytes) -> A2ATask:

@@ -41,6 +41,7 @@ from a2a_fabric.core.errors import (
     FabricError,
     RateLimited,
     StoreUnavailable,
+    UpstreamFailed,
     UpstreamInterrupted,
 )
 from a2a_fabric.core.pending_questions import unknown_continuation
@@ -307,6 +308,7 @@ def _read_capability(fields: dict[str, Any]) -> Capability:
 
 _PROBE_TIMEOUT = 5.0
 _LISTING_WAIT_MS = 20_000  # for changes of a node's agents; shorter than the idle time-out of proxies
+_MAX_PAGES = 1000  # of a list of agents
 _LISTING_GRACE = 10.0  # after that, until a silent node counts as offline
 
 
@@ -375,12 +377,19 @@ class RemoteNodeRuntime:
         reply = await self._node.call_operation("fabric.agent.list", {"details": True, **wait_arguments}, timeout)
         revision, node_id = reply.data.get("revision"), reply.data.get("node_id")
         source_node = node_id if isinstance(node_id, str) else UNNAMED_NODE
-        return NodeListing(
-            agents=None
-            if reply.data.get("unchanged") is True
-            else agents_from_entries(reply.data.get("agents"), source_node),
-            revision=revision if isinstance(revision, str) else None,
-        )
+        # The revision of the first page counts: if the list changes meanwhile, the next question finds it outdated.
+        listing_revision = revision if isinstance(revision, str) else None
+        if reply.data.get("unchanged") is True:
+            return NodeListing(agents=None, revision=listing_revision)
+        agents = list(agents_from_entries(reply.data.get("agents"), source_node))
+        for _ in range(_MAX_PAGES):
+            cursor = reply.data.get("next_cursor")
+            if not isinstance(cursor, str):
+                return NodeListing(agents=tuple(agents), revision=listing_revision)
+            arguments = {"details": True, "cursor": cursor}
+            reply = await self._node.call_operation("fabric.agent.list", arguments, _LISTING_GRACE)
+            agents += agents_from_entries(reply.data.get("agents"), source_node)
+        raise UpstreamFailed(f"The list of the node's agents has more than {_MAX_PAGES} pages")
 
     async def health(self) -> Status:
         await self._node.call_operation("fabric.health", {}, _PROBE_TIMEOUT)

@@ -30,8 +30,10 @@ from a2a_fabric.runtimes.upstream import (
     decode_json,
     error_from_outbound,
     error_from_status,
+    find_reason,
     probe_page,
     read_bounded,
+    read_retry_after,
     redact_url,
 )
 
@@ -64,14 +66,14 @@ class ReplyReader:
             return Result(data=to_json_object(self._reply_expression.find(decode_json(reply.body))))
         kind = media.read_media_type(reply)
         if request.follows_contract and (not kind or media.is_json_type(kind)):
-            return result_from_reply(reply.status, reply.body)
+            return result_from_reply(reply)
         if request.expects_json and reply.body:
             return Result(data=to_json_object(decode_json(reply.body)))
         return media.result_from_media(reply)
 
     def _error_from_reply(self, reply: HTTPReply, follows_contract: bool) -> FabricError:
         if follows_contract and self._error_expression is None:
-            contract_error = error_from_reply(reply.status, reply.body)
+            contract_error = error_from_reply(reply)
             if "status" not in contract_error.details:  # the reply is an error of the plain contract
                 return contract_error
         error_value = (
@@ -84,7 +86,7 @@ class ReplyReader:
             return BadInput(
                 f"The agent answered HTTP {reply.status}{': ' if reason else ''}{reason}", status=reply.status
             )
-        return error_from_status(reply.status, reason)
+        return error_from_status(reply.status, reason, retry_after=read_retry_after(reply.headers))
 
     async def read_events(self, reply: StreamedReply, emit: Emit, limit: int) -> Result:
         """The stream of an API: each event holds text where the manifest says; the answer ends with the stream."""
@@ -186,7 +188,7 @@ def _decode_json_or_none(body: bytes) -> Any:
 
 
 def _to_sentence(value: Any) -> str:
-    return media.find_reason(value)[:500] or "The agent reported an error"
+    return find_reason(value)[:500] or "The agent reported an error"
 
 
 def build_api_runtime(manifest: Manifest, endpoint: HTTPEndpoint, context: RuntimeContext) -> APIRuntime:

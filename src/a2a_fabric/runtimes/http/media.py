@@ -8,7 +8,6 @@ import re
 import secrets
 from base64 import b64encode
 from email.message import Message
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -16,12 +15,9 @@ import msgspec
 from a2a_fabric.core.call import part_kind_from_mime_type
 from a2a_fabric.core.result import Part, Result, to_json_object
 from a2a_fabric.outbound.port import HTTPReply
-from a2a_fabric.runtimes.upstream import decode_json
+from a2a_fabric.runtimes.upstream import decode_json, read_json_excerpt, to_single_line
 
 _TEXT_TYPES = ("text/", "application/xml", "application/yaml", "application/x-yaml", "application/x-ndjson")
-_EXCERPT_LENGTH = 300
-_REASON_KEYS = ("message", "detail", "error_description", "reason", "title", "error", "errors")
-_TAG = re.compile(r"<[^>]*>")
 
 
 def read_media_type(reply: HTTPReply) -> str:
@@ -99,30 +95,7 @@ def read_excerpt(reply: HTTPReply) -> str:
     if kind == "text/html" or not (kind.startswith("text/") or not kind):
         return ""
     first, _, _ = decode_text(reply).strip().partition("\n")
-    return _to_single_line(first)
-
-
-def read_json_excerpt(body: bytes) -> str:
-    """What an error in JSON says, in one short line; empty if it is no JSON."""
-    try:
-        return _to_single_line(find_reason(msgspec.json.decode(body)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-
-
-def find_reason(value: Any) -> str:
-    """The message in an error object, from the fields that APIs usually use."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        for name in _REASON_KEYS:
-            if value.get(name):
-                return find_reason(value[name])
-    return msgspec.json.encode(value).decode() if value else ""
-
-
-def _to_single_line(text: str) -> str:
-    return " ".join(_TAG.sub(" ", text[: 4 * _EXCERPT_LENGTH]).split())[:_EXCERPT_LENGTH]
+    return to_single_line(first)
 
 
 class MultipartField(msgspec.Struct, frozen=True, kw_only=True):

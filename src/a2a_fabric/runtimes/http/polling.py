@@ -7,9 +7,7 @@ origin are polled. When the caller leaves, the work is cancelled if `poll.cancel
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin
 
@@ -22,11 +20,16 @@ from a2a_fabric.outbound.guard import parse_url
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.runtimes.http.endpoint import ExpressionParser, PollSettings
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, PollPace, poll_until
-from a2a_fabric.runtimes.upstream import STATUS_ERRORS, decode_json, error_from_outbound, error_from_status, redact_url
+from a2a_fabric.runtimes.upstream import (
+    STATUS_ERRORS,
+    decode_json,
+    error_from_outbound,
+    error_from_status,
+    read_retry_after,
+    redact_url,
+)
 
 _LOCATION_HEADERS = ("operation-location", "location", "content-location")
-_MIN_PAUSE = 0.05
-_MAX_RETRY_AFTER = 300.0
 _GROWTH = 1.5
 _SEE_OTHER = 303
 
@@ -91,10 +94,13 @@ class ResultPoller:
                 last_percent = await self._report_progress(reply, last_percent, emit)
             return reply
 
-        await asyncio.sleep(_read_retry_after(first_reply) or poll.every_ms / 1000)
+        await asyncio.sleep(read_retry_after(first_reply.headers) or poll.every_ms / 1000)
         pace = PollPace(first=poll.every_ms / 1000 * _GROWTH, longest=poll.longest_ms / 1000)
         return await poll_until(
-            fetch, lambda reply: not self._is_pending(reply), pace=pace, requested_pause=_read_retry_after
+            fetch,
+            lambda reply: not self._is_pending(reply),
+            pace=pace,
+            requested_pause=lambda reply: read_retry_after(reply.headers),
         )
 
     async def _poll_once(self, poll_url: str, headers: Mapping[str, str]) -> HTTPReply:
@@ -104,7 +110,7 @@ class ResultPoller:
             reply = await self._request("GET", _resolve_same_origin(poll_url, reply.headers["location"]), headers)
         if reply.status in STATUS_ERRORS:
             error = error_from_status(reply.status)
-            error.details["retry_after"] = _read_retry_after(reply)
+            error.details["retry_after"] = read_retry_after(reply.headers)
             raise error
         return reply
 
@@ -154,20 +160,3 @@ def _resolve_same_origin(url: str, location: str) -> str:
     if (current.scheme, current.host, current.port) != (target.scheme, target.host, target.port):
         raise UpstreamFailed("The agent names an address of another origin, which is never followed")
     return absolute
-
-
-def _read_retry_after(reply: HTTPReply) -> float | None:
-    """How many seconds the server asks its clients to wait."""
-    header = reply.headers.get("retry-after", "").strip()
-    if not header:
-        return None
-    try:
-        seconds = float(header) if not header[0].isalpha() else _seconds_until(header, reply.headers.get("date", ""))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return min(max(seconds, _MIN_PAUSE), _MAX_RETRY_AFTER) if math.isfinite(seconds) else None
-
-
-def _seconds_until(date: str, now: str) -> float:
-    """Seconds until a date, by the server's own clock."""
-    return (parsedate_to_datetime(date) - parsedate_to_datetime(now)).total_seconds()

@@ -31,14 +31,13 @@ from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http.endpoint import ExpressionParser, HTTPEndpoint, read_endpoint
-from a2a_fabric.runtimes.http.media import read_json_excerpt
 from a2a_fabric.runtimes.http.polling import ResultPoller
 from a2a_fabric.runtimes.remote_work import StreamText
 from a2a_fabric.runtimes.upstream import (
     convert_parts,
     decode_json,
     error_from_outbound,
-    error_from_status,
+    error_from_refusal,
     fetch_manifest,
     probe_agent,
     read_bounded,
@@ -111,30 +110,31 @@ def _optional_fields(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def result_from_reply(status: int, body: bytes) -> Result:
+def result_from_reply(reply: HTTPReply) -> Result:
     """Raises FabricError: the error that the agent reports, or one made from the HTTP status."""
-    if not 200 <= status < 300:  # redirects included: they are never followed
-        raise error_from_reply(status, body)
+    if not 200 <= reply.status < 300:  # redirects included: they are never followed
+        raise error_from_reply(reply)
+    body = reply.body
     try:
-        reply = _reply_decoder.decode(body)
+        answer = _reply_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Result(data=to_json_object(decode_json(body)))
-    if reply.ok is False:
-        raise error_from_report(reply.error)
-    if reply.ok is None or reply.result is msgspec.UNSET:
+    if answer.ok is False:
+        raise error_from_report(answer.error)
+    if answer.ok is None or answer.result is msgspec.UNSET:
         return _build_result(to_json_object(decode_json(body)), _Reply())
-    return _build_result(to_json_object(reply.result), reply)
+    return _build_result(to_json_object(answer.result), answer)
 
 
-def error_from_reply(status: int, body: bytes) -> FabricError:
-    """The agent's own report, else the status; a refusal (4xx) with the words of the reply, if they are JSON."""
+def error_from_reply(reply: HTTPReply) -> FabricError:
+    """The agent's own report, else the status; a refusal (4xx) with the words of the reply."""
     try:
-        reply = _reply_decoder.decode(body)
+        report = _reply_decoder.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        reply = _Reply()
-    if reply.ok is False and reply.error is not None:
-        return error_from_report(reply.error)
-    return error_from_status(status, read_json_excerpt(body) if 400 <= status < 500 else "")
+        report = _Reply()
+    if report.ok is False and report.error is not None:
+        return error_from_report(report.error)
+    return error_from_refusal(reply.status, reply.headers, reply.body)
 
 
 def error_from_report(error: Any) -> FabricError:
@@ -241,7 +241,7 @@ class HTTPRuntime:
             if reply.status == 202:
                 with Deadline(timeout):
                     reply = await self._wait_for_result(reply, headers, emit)
-            return result_from_reply(reply.status, reply.body)
+            return result_from_reply(reply)
         except FabricError as exc:
             exc.details.setdefault("upstream", self._upstream)
             raise
@@ -265,13 +265,13 @@ class HTTPRuntime:
         ) as streamed:
             if sse.is_event_stream(streamed.headers):
                 if not 200 <= streamed.status < 300:
-                    raise error_from_reply(streamed.status, b"")
+                    raise error_from_reply(HTTPReply(streamed.status, streamed.headers, b""))
                 return await relay_events(streamed, emit, self._reply_bytes)
             reply_body = await read_bounded(streamed, self._reply_bytes)
             reply = HTTPReply(streamed.status, streamed.headers, reply_body)
         if reply.status == 202:
             reply = await self._wait_for_result(reply, headers, emit)
-        return result_from_reply(reply.status, reply.body)
+        return result_from_reply(reply)
 
     async def health(self) -> Status:
         return await probe_agent(self._client, self._uri, self._health, self._headers)

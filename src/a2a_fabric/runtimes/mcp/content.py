@@ -213,7 +213,7 @@ def error_from_rpc_error(error: UpstreamRpcError, agent_id: str, tool: str, tool
     text = error.message[:_MAX_ERROR_TEXT] or f"JSON-RPC error {error.code}"
     match error.transport_problem:
         case "busy":
-            return AgentBusy(text, status=error.data.get("status"))
+            return AgentBusy(text, status=error.data.get("status"), retry_after=error.data.get("retry_after"))
         case "offline":
             return AgentOffline(text)
         case "interrupted" | "gone":

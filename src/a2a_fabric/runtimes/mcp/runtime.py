@@ -115,6 +115,7 @@ class McpServerEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     cwd: str = "."  # relative to the folder of the configuration
     grace: Seconds = 2.0  # between SIGTERM and SIGKILL
     line_bytes: Annotated[int, Meta(ge=1024)] | None = None
+    shared: bool = False  # the server keeps nothing per session: all clients of `/agents/ID/mcp` share one process
     # http
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
     headers: dict[str, str] = {}
@@ -128,6 +129,8 @@ def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
     if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
         required_key = "command" if endpoint.transport == "stdio" else "uri"
         raise bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
+    if endpoint.shared and endpoint.command is None:
+        raise bad_endpoint(manifest.agent_id, "`shared` is for a program; clients of a `uri` share the server anyway")
     return endpoint
 
 
@@ -196,7 +199,7 @@ class McpRuntime:
         supervisor: McpConnectionSupervisor,
         target: McpHttpTarget | None,
         http: HTTPClient,
-        tunnel: Tunnel,
+        tunnel: Tunnel | None,
         prompts_and_resources: McpPromptResourceProvider,
         pending_questions: McpPendingQuestions,
         back_channel: McpBackChannel,
@@ -597,7 +600,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         supervisor,
         target,
         context.http,
-        build_tunnel(None if is_sse else target, make_transport),
+        None if endpoint.shared else build_tunnel(None if is_sse else target, make_transport),
         prompts_and_resources,
         pending_questions,
         back_channel,

@@ -19,13 +19,12 @@ from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, ReplyTooLarge, StreamedReply
 from a2a_fabric.protocols.mcp.wire import McpProtocolError, parse_message
-from a2a_fabric.runtimes.mcp.content import TransportProblem
 from a2a_fabric.runtimes.mcp.transports import (
-    PROBLEM_BY_STATUS,
     McpHttpTarget,
     McpReceiver,
     RpcRequest,
     call_headers,
+    make_status_error,
     make_transport_error,
 )
 from a2a_fabric.runtimes.upstream import redact_url
@@ -139,7 +138,6 @@ class McpSseTransport:
 
     async def _post(self, body: bytes, request: RpcRequest | None) -> None:
         headers = {"content-type": "application/json", **self._target.headers, **(call_headers.get() or {})}
-        problem: TransportProblem
         try:
             async with self._post_slots:
                 reply = await self._http.request(
@@ -147,13 +145,12 @@ class McpSseTransport:
                 )
             if 200 <= reply.status < 300:
                 return
-            problem = PROBLEM_BY_STATUS.get(reply.status) or ("failed" if reply.status >= 500 else "refused")
-            reason = f"The MCP server answered HTTP {reply.status}"
+            error = make_status_error(reply.status, reply.headers, reply.body)
         except ConnectFailed as exc:
-            problem, reason = "offline", f"The MCP server cannot be reached: {exc}"
+            error = make_transport_error("offline", f"The MCP server cannot be reached: {exc}")
         except OutboundError as exc:
-            problem, reason = "interrupted", f"The message to the MCP server was not confirmed: {exc}"
+            error = make_transport_error("interrupted", f"The message to the MCP server was not confirmed: {exc}")
         except FabricError as exc:  # there is no token
-            problem, reason = "offline", exc.message
+            error = make_transport_error("offline", exc.message)
         if request is not None:
-            self._receiver.fail(request, make_transport_error(problem, reason))
+            self._receiver.fail(request, error)

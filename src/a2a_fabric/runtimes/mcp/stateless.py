@@ -41,7 +41,7 @@ from a2a_fabric.runtimes.mcp.content import ProgressFilter, ToolReply, UpstreamR
 from a2a_fabric.runtimes.mcp.questions import make_call_capabilities
 from a2a_fabric.runtimes.mcp.sessions import CLIENT
 from a2a_fabric.runtimes.mcp.transports import McpHttpTarget
-from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, read_bounded, redact_url
+from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_refusal, read_bounded, redact_url
 
 _SERVER = "The MCP server"
 _MAX_CACHED_NAMES = 10_000
@@ -126,7 +126,7 @@ class StatelessCaller:
             )
             if reply.headers.get("content-type") != "application/json" and sse.is_event_stream(reply.headers):
                 return await self._read_final_message(_iterate_once(reply.body), None)
-            return _parse_answer(reply.status, reply.body)
+            return _parse_answer(reply.status, reply.headers, reply.body)
         except OutboundError as exc:
             raise error_from_outbound(exc, timeout, redact_url(self._target.uri)) from exc
 
@@ -163,7 +163,8 @@ class StatelessCaller:
         ) as reply:
             if sse.is_event_stream(reply.headers):
                 return await self._read_final_message(reply.chunks(), emit)
-            return _parse_answer(reply.status, await read_bounded(reply, self._target.reply_bytes))
+            body = await read_bounded(reply, self._target.reply_bytes)
+            return _parse_answer(reply.status, reply.headers, body)
 
     async def _read_final_message(
         self, chunks: AsyncIterator[bytes], emit: Emit | None
@@ -187,20 +188,20 @@ async def _iterate_once(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-def _parse_answer(status: int, body: bytes) -> ToolReply | UpstreamRpcError:
+def _parse_answer(status: int, headers: Mapping[str, str], body: bytes) -> ToolReply | UpstreamRpcError:
     """The JSON-RPC answer, whatever the HTTP status is. Raises an error for the status if there is none."""
     if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
-        raise error_from_status(status, server=_SERVER)
+        raise error_from_refusal(status, headers, body, _SERVER)
     try:
         message = _decode_message(body)
     except UpstreamFailed:
         if 200 <= status < 300:
             raise
-        raise error_from_status(status, server=_SERVER) from None
+        raise error_from_refusal(status, headers, body, _SERVER) from None
     if message.error is not None:
         return message.error
     if message.result is None or not 200 <= status < 300:
-        raise error_from_status(status, server=_SERVER)
+        raise error_from_refusal(status, headers, body, _SERVER)
     return message.result
 
 

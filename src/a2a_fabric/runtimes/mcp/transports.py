@@ -45,7 +45,7 @@ from a2a_fabric.protocols.mcp.wire import (
     parse_message,
 )
 from a2a_fabric.runtimes.mcp.content import TransportProblem, UpstreamRpcError
-from a2a_fabric.runtimes.upstream import read_bounded
+from a2a_fabric.runtimes.upstream import read_bounded, read_excerpt, read_retry_after
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +131,21 @@ class McpTransport(Protocol):
 def make_transport_error(problem: TransportProblem, message: str, status: int | None = None) -> UpstreamRpcError:
     data = {TROUBLE_KEY: problem, "status": status} if status else {TROUBLE_KEY: problem}
     return UpstreamRpcError(CONNECTION_CLOSED, message, data)
+
+
+def make_status_error(status: int, headers: Mapping[str, str], body: bytes) -> UpstreamRpcError:
+    """The error of a reply that is no JSON-RPC: a refusal (4xx) in its own words."""
+    problem = PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused")
+    retry_after = read_retry_after(headers)
+    if status == 503 and retry_after is not None:
+        problem = "busy"
+    hint = _LOGIN_HINT if status == UNAUTHORIZED else ""
+    words = read_excerpt(body) if 400 <= status < 500 else ""
+    said = f"{'. It says' if hint else ''}: {words}" if words else ""
+    error = make_transport_error(problem, f"The MCP server answered HTTP {status}{hint}{said}", status)
+    if retry_after is not None:
+        error.data["retry_after"] = retry_after
+    return error
 
 
 class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,9 +282,7 @@ class McpHttpTransport:
         refusal: _Refusal | None = decode_or_none(body, _Refusal)
         if refusal is not None and refusal.jsonrpc == "2.0":
             return refusal.error
-        problem = PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused")
-        hint = _LOGIN_HINT if status == UNAUTHORIZED else ""
-        return make_transport_error(problem, f"The MCP server answered HTTP {status}{hint}", status)
+        return make_status_error(status, reply.headers, body)
 
     async def _read_stream(self, reply: StreamedReply, request: RpcRequest) -> UpstreamRpcError | None:
         """Read the events of a reply, and resume the stream if it can be resumed."""

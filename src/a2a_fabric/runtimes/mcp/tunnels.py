@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,8 @@ from mcp_types import (
     JSONRPCRequest,
     JSONRPCResponse,
 )
-from msgspec import UNSET
+from msgspec import UNSET, Raw
+from msgspec.json import encode
 
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.mcp.eras import find_cancelled_id
@@ -58,6 +59,12 @@ async def open_message_streams(
         to_door.close()
 
 
+class _DirectRequest(RpcRequest):
+    """A request whose reply does not go into the stream."""
+
+    __slots__ = ()
+
+
 class _MessageWriter:
     """Sends messages of a door, and receives what the transport brings."""
 
@@ -66,6 +73,19 @@ class _MessageWriter:
         self._transport = transport
         self._to_door = to_door
         self._requests: dict[RequestId, RpcRequest] = {}
+
+    def start_request(
+        self, request_id: RequestId, method: str, body: bytes, headers: Mapping[str, str]
+    ) -> asyncio.Future[McpMessage]:
+        request = _DirectRequest(request_id, method, None, None)
+        self._requests[request_id] = request
+        request.task = self._transport.start(method, body, headers, request)
+        return request.reply
+
+    def forget_request(self, request_id: RequestId) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None and request.task is not None:
+            request.task.cancel()
 
     async def send(self, item: SessionMessage) -> None:
         message, metadata = item.message, item.metadata
@@ -90,6 +110,12 @@ class _MessageWriter:
         return None if request_id is None else self._requests.pop(request_id, None)
 
     async def receive(self, message: McpMessage, request: RpcRequest | None) -> None:
+        if message.method is UNSET:
+            named = self._requests.get(message.id) if isinstance(message.id, str | int) else None
+            direct = named or request
+            if direct.__class__ is _DirectRequest:
+                self._resolve(direct, message, request)
+                return
         parsed = _to_sdk_message(message)
         if isinstance(parsed, JSONRPCResponse | JSONRPCError):
             answered = self._requests.pop(parsed.id, None) if parsed.id is not None else None
@@ -102,8 +128,20 @@ class _MessageWriter:
                 answered.task.cancel()  # the reply came by another way than the task waits for
         await self._put(parsed)
 
+    def _resolve(self, direct: RpcRequest, message: McpMessage, request: RpcRequest | None) -> None:
+        self._requests.pop(direct.id, None)
+        if not direct.is_answered:
+            direct.reply.set_result(message)
+            if direct is not request and direct.task is not None:
+                direct.task.cancel()  # the reply came by another way than the task waits for
+
     def fail(self, request: RpcRequest, error: UpstreamRpcError) -> None:
         self._requests.pop(request.id, None)
+        if request.__class__ is _DirectRequest:
+            if not request.is_answered:
+                raw_error = Raw(encode({"code": error.code, "message": error.message, "data": error.data}))
+                request.reply.set_result(McpMessage(jsonrpc="2.0", id=request.id, error=raw_error))
+            return
         data = ErrorData(code=error.code, message=error.message, data=error.data)
         task = asyncio.ensure_future(self._put(JSONRPCError(jsonrpc="2.0", id=request.id, error=data)))
         self.tasks.add(task)

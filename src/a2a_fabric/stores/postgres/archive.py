@@ -20,7 +20,7 @@ from a2a_fabric.core.stores import (
 )
 from a2a_fabric.stores.postgres import messages, registrations
 from a2a_fabric.stores.postgres.connections import PostgresConnections
-from a2a_fabric.stores.postgres.job_writes import insert_jobs
+from a2a_fabric.stores.postgres.job_inserts import insert_jobs
 from a2a_fabric.stores.postgres.jobs import SELECT_FULL_JOBS
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
 from a2a_fabric.stores.rows import EncodedJob, encode, encode_optional

@@ -1,11 +1,11 @@
-"""Connections to the server: settings, choice of host, migration, reads, transactions that survive a lost connection.
+"""Connections to the server: settings, migration, reads, transactions that survive a lost connection.
 
 What holds:
 - Nothing is kept in a session, so a pooler that gives every transaction another session may stand in between.
 - A write is reported as done only after COMMIT returned or, if the connection broke during COMMIT, after its commit
-  marker was read. So no write is done twice, and none that was reported is lost.
+  marker was read. So no write is done twice, and none that was reported is lost. The same holds for a statement that
+  is a transaction by itself, whenever the connection breaks.
 - While the server is unreachable, callers wait up to `reconnect_timeout`.
-- Of several hosts, the one that accepts writes is used; a host that does not answer is tried last.
 
 The tables are inspected before they are changed, and migrated by the first node that opens the database. They all live
 in the schema a2a_fabric, so the database may be shared with other programs."""
@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 import msgspec
@@ -25,8 +24,22 @@ from a2a_fabric.core.errors import BadInput, StoreBusy, StoreUnavailable
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.stores.migrate import AppliedMigration, SchemaStatus, check_schema, find_pending, load_migrations
 from a2a_fabric.stores.postgres import transactions
-from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, CommitUnknown, ServerRetry, is_connection_lost
-from a2a_fabric.stores.postgres.transactions import BEGIN, CommitMarker, CommitMarkers, PostgresTransaction, Row
+from a2a_fabric.stores.postgres.errors import (
+    STARTUP_ADVICE,
+    CommitUnknown,
+    RestartTransaction,
+    ServerRetry,
+    is_connection_lost,
+)
+from a2a_fabric.stores.postgres.hosts import PostgresHosts
+from a2a_fabric.stores.postgres.transactions import (
+    BEGIN,
+    CommitMarker,
+    CommitMarkers,
+    PostgresTransaction,
+    Row,
+    SingleStatement,
+)
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,55 +54,6 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     def safe_address(self) -> str:
         """The address without its secrets, for messages."""
         return redact_address(self.address)
-
-
-Host = tuple[str, int]
-
-_DEFAULT_PORT = 5432
-_MIN_TIMEOUT = 1.0  # seconds that each host gets to accept a connection, however many hosts there are
-
-
-class PostgresHosts:
-    """The hosts of one address."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._hosts = hosts_from_address(address)
-
-    async def connect(self, *, timeout: float, **options: Any) -> Any:
-        """One connection. Raises what asyncpg and the sockets raise; of several hosts, the error of the last one."""
-        if len(self._hosts) < 2:
-            return await asyncpg.connect(self._address, timeout=timeout, **options)
-        if "target_session_attrs" not in self._address:
-            options["target_session_attrs"] = "read-write"  # after a failover, the one that took over
-        share = max(_MIN_TIMEOUT, timeout / len(self._hosts))
-        for position, (host, port) in enumerate(list(self._hosts), 1):
-            try:
-                connection = await asyncpg.connect(self._address, host=host, port=port, timeout=share, **options)
-            except Exception as exc:
-                if position == len(self._hosts) or not is_connection_lost(exc):
-                    raise
-            else:
-                self._hosts.sort(key=lambda each: each != (host, port))  # first next time
-                return connection
-        raise AssertionError("the last host returns or raises")
-
-
-def hosts_from_address(address: str) -> list[Host]:
-    """All hosts of an address, with their ports; empty for an address without one, which asyncpg handles."""
-    parts = urlsplit(address)
-    query = dict(parse_qsl(parts.query))
-    host_list = query.get("host") or unquote(parts.netloc.rpartition("@")[2])
-    ports = query.get("port", "").split(",")
-    hosts = [_parse_host(each, ports[min(index, len(ports) - 1)]) for index, each in enumerate(host_list.split(","))]
-    return [(host, port) for host, port in hosts if host]
-
-
-def _parse_host(text: str, port: str) -> Host:
-    name, colon, own_port = text.rpartition(":")
-    if text.startswith("/") or not colon or own_port.endswith("]"):
-        name, own_port = text, ""
-    return name.strip("[]"), int(own_port or port or _DEFAULT_PORT)
 
 
 T = TypeVar("T")
@@ -182,6 +146,25 @@ class PostgresConnections:
 
         return await self._retry.run(run_once)
 
+    async def write_single(self, statement: SingleStatement) -> tuple[float, list[Row]]:
+        """The server's clock, and the rows of what the statement has written, once it is on disk; it runs once."""
+        unconfirmed: list[CommitMarker] = []  # at most one: a statement whose answer was lost
+
+        async def run_once() -> list[Row]:
+            if unconfirmed:
+                rows = await self._recover_rows(statement, unconfirmed[0])
+                self._markers.release(unconfirmed.pop())
+                if rows is not None:
+                    return rows
+            return await self._run_single(statement, unconfirmed.append)
+
+        rows = await self._retry.run(run_once)
+        return rows[0][0], [row for row in rows if row[1] is not None]
+
+    async def execute(self, sql: str) -> None:
+        """Run commands without values, as one transaction and in one round trip. It may run several times."""
+        await self._retry.run(lambda: self._execute(sql))
+
     async def aclose(self) -> None:
         if not self._is_open:
             return
@@ -214,6 +197,37 @@ class PostgresConnections:
         self.on_commit(transaction.topics)
         return result
 
+    async def _run_single(
+        self, statement: SingleStatement, on_unconfirmed: Callable[[CommitMarker], None]
+    ) -> list[Row]:
+        """`on_unconfirmed` is called if the connection broke, at whatever moment."""
+        async with self._borrow_connection() as connection, self._with_marker() as marker:
+            try:
+                rows = await self._fetch(connection, statement.sql, (marker.slot, marker.number, *statement.values))
+            except Exception as exc:
+                if not is_connection_lost(exc):
+                    raise
+                on_unconfirmed(marker)
+                raise CommitUnknown(str(exc)) from exc
+        if not rows:
+            raise RestartTransaction(f"the slot {marker.slot} has a higher number than {marker.number}")
+        return rows
+
+    async def _recover_rows(self, statement: SingleStatement, marker: CommitMarker) -> list[Row] | None:
+        """What the statement returned; None if it was not committed, and now never will be."""
+        try:
+            fence = (marker.slot, marker.number, self._markers.next_number())
+            ((number, at),) = await self._read(transactions.FENCE_MARKER, fence)
+            if number != marker.number:
+                return None
+            return await self._read(statement.recovery, (at, *statement.recovery_values)) or [(at, None)]
+        except Exception as exc:
+            raise CommitUnknown(str(exc)) from exc
+
+    async def _execute(self, sql: str) -> None:
+        async with self._borrow_connection() as connection:
+            await connection.execute(sql)
+
     @asynccontextmanager
     async def _with_marker(self) -> AsyncIterator[CommitMarker]:
         """A marker whose slot is free again afterwards, unless the server may still be working on the transaction."""
@@ -228,13 +242,17 @@ class PostgresConnections:
 
     async def _read(self, sql: str, values: tuple[Any, ...]) -> list[Row]:
         async with self._borrow_connection() as connection:
-            if not self._is_pooled:
-                return list(await connection.fetch(sql, *values))
-            async with _rollback_on_error(connection):
-                await connection.execute(self._begin)  # parsing and running have to reach the same session
-                rows = await connection.fetch(sql, *values)
-                await connection.execute("COMMIT")
-            return list(rows)
+            return await self._fetch(connection, sql, values)
+
+    async def _fetch(self, connection: Any, sql: str, values: tuple[Any, ...]) -> list[Row]:
+        """The rows of a statement that is a transaction by itself."""
+        if not self._is_pooled:
+            return list(await connection.fetch(sql, *values))
+        async with _rollback_on_error(connection):
+            await connection.execute(self._begin)  # parsing and running have to reach the same session
+            rows = await connection.fetch(sql, *values)
+            await connection.execute("COMMIT")
+        return list(rows)
 
     async def _is_committed(self, transaction: PostgresTransaction) -> bool:
         """Reads the commit marker, which waits until the server has finished the transaction."""

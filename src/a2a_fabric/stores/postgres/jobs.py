@@ -37,7 +37,9 @@ from a2a_fabric.core.result import Event
 from a2a_fabric.core.stores import PAGE_BYTES
 from a2a_fabric.stores.postgres import job_writes
 from a2a_fabric.stores.postgres.connections import PostgresConnections
-from a2a_fabric.stores.postgres.job_writes import SELECT_JOBS, JobChange, JobToAccept, update_jobs
+from a2a_fabric.stores.postgres.held_jobs import HeldJobs
+from a2a_fabric.stores.postgres.job_inserts import SELECT_JOBS, JobToAccept, accept_jobs_alone
+from a2a_fabric.stores.postgres.job_writes import JobChange, update_jobs
 from a2a_fabric.stores.postgres.transactions import CLAIM_LOCK, GroupCommit, PostgresTransaction, Row, acquire_lock
 from a2a_fabric.stores.rows import (
     JOB_COLUMNS,
@@ -98,6 +100,10 @@ class PostgresJobs:
             connections.safe_address, self._write_accepts
         )
         self._change_queue: GroupCommit[JobChange, Any] = GroupCommit(connections.safe_address, self._write_changes)
+        self._held_jobs = HeldJobs(connections)
+        self._held_queue: GroupCommit[JobChange, Any] = GroupCommit(
+            connections.safe_address, self._held_jobs.apply_changes
+        )
 
     async def accept(self, new: NewJob) -> AcceptResult:
         request = JobToAccept(new)
@@ -120,10 +126,10 @@ class PostgresJobs:
 
     async def claim(self, request: ClaimRequest) -> Sequence[Job]:
         encoded_events = encode_events(request.events)
-        return await self._connections.write(lambda tx: _claim(tx, request, encoded_events))
+        return self._hold(await self._connections.write(lambda tx: _claim(tx, request, encoded_events)))
 
     async def take_over(self, hold: HoldRequest, limit: int = 100) -> Sequence[Job]:
-        return await self._connections.write(lambda tx: _take_over(tx, hold, limit))
+        return self._hold(await self._connections.write(lambda tx: _take_over(tx, hold, limit)))
 
     async def heartbeat(self, tokens: Sequence[FencingToken], lease: float) -> Sequence[HeartbeatReply]:
         replies: list[HeartbeatReply] = await asyncio.gather(
@@ -159,13 +165,23 @@ class PostgresJobs:
         return await self._connections.write(lambda tx: _prune(tx, retention, limit))
 
     async def aclose(self) -> None:
-        await asyncio.gather(self._accept_queue.aclose(), self._change_queue.aclose())
+        await asyncio.gather(self._accept_queue.aclose(), self._held_queue.aclose())
+        await self._change_queue.aclose()
+
+    def _hold(self, given: Sequence[_GivenJob]) -> Sequence[Job]:
+        for seq, job, _ in given:
+            self._held_jobs.add(seq, job)
+        return [full_job for _, _, full_job in given]
 
     async def _apply_change(self, change: JobChange) -> Any:
+        if change.is_of_holder and change.job_id in self._held_jobs:
+            reply = await self._held_queue.add(change, change.size)
+            if reply is not None:
+                return reply
         return await self._change_queue.add(change, change.size)
 
     async def _write_accepts(self, requests: Sequence[JobToAccept]) -> Sequence[AcceptResult | FabricError]:
-        return await self._connections.write(lambda tx: job_writes.accept_jobs(tx, requests))
+        return await accept_jobs_alone(self._connections, requests, self._held_jobs.add)
 
     async def _write_changes(self, changes: Sequence[JobChange]) -> Sequence[Any]:
         return await self._connections.write(lambda tx: job_writes.apply_changes(tx, changes))
@@ -271,16 +287,17 @@ DELETE FROM a2a_fabric.jobs WHERE seq = ANY($1::int8[])
 """
 
 _JobsBySeq = dict[int, JobSummary]
+_GivenJob = tuple[int, JobSummary, Job]  # a job that a worker is given, after its seq: without its call, and complete
 
 
-async def _claim(tx: PostgresTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[Job]:
+async def _claim(tx: PostgresTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[_GivenJob]:
     chosen = await _choose_jobs(tx, request)
     size = measure_encoded(encoded_events)
     claimed = {seq: claim_job(job, request.hold, len(encoded_events), size, tx.now) for seq, job in chosen.items()}
     return await _write_jobs(tx, claimed, encoded_events)
 
 
-async def _take_over(tx: PostgresTransaction, hold: HoldRequest, limit: int) -> list[Job]:
+async def _take_over(tx: PostgresTransaction, hold: HoldRequest, limit: int) -> list[_GivenJob]:
     abandoned = _index_by_seq(await tx.fetch_all(_ABANDONED, tx.now, limit))
     jobs = {seq: take_over_job(job, hold, tx.now) for seq, job in list(abandoned.items())[:limit]}
     return await _write_jobs(tx, jobs, ())
@@ -299,13 +316,13 @@ async def _prune(tx: PostgresTransaction, retention: RetentionPolicy, limit: int
     return PruneResult(len(deleted), sum(size for _, size in deleted), is_done)
 
 
-async def _write_jobs(tx: PostgresTransaction, jobs: _JobsBySeq, encoded_events: EncodedEvents) -> list[Job]:
+async def _write_jobs(tx: PostgresTransaction, jobs: _JobsBySeq, encoded_events: EncodedEvents) -> list[_GivenJob]:
     """Write the new states; the jobs complete with call, result, question and answer."""
     if not jobs:
         return []
     bodies = {row[0]: row[1:5] for row in await tx.fetch_all(_BODIES, list(jobs))}
     await update_jobs(tx, [(seq, job, encoded_events) for seq, job in jobs.items()])
-    return [job_from_summary(job, bodies[seq]) for seq, job in jobs.items()]
+    return [(seq, job, job_from_summary(job, bodies[seq])) for seq, job in jobs.items()]
 
 
 async def _choose_jobs(tx: PostgresTransaction, request: ClaimRequest) -> _JobsBySeq:

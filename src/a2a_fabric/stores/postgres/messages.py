@@ -22,10 +22,10 @@ from a2a_fabric.core.message import (
     require_new_job,
 )
 from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
-from a2a_fabric.stores.postgres import job_writes
+from a2a_fabric.stores.postgres import job_inserts
 from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.errors import RestartTransaction
-from a2a_fabric.stores.postgres.job_writes import JobToAccept
+from a2a_fabric.stores.postgres.job_inserts import JobToAccept
 from a2a_fabric.stores.postgres.transactions import (
     GroupCommit,
     PostgresTransaction,
@@ -126,7 +126,7 @@ async def _accept_jobs(
 ) -> tuple[dict[str, JobSummary], dict[str, FabricError]]:  # fmt: skip
     """The jobs that deliver the messages, and the refusals, by message id. A refused message is not written."""
     requests = {message_id: posting.job for message_id, posting in fresh.items() if posting.job is not None}
-    results = await job_writes.accept_jobs(tx, list(requests.values())) if requests else []
+    results = await job_inserts.accept_jobs(tx, list(requests.values())) if requests else []
     jobs: dict[str, JobSummary] = {}
     refused: dict[str, FabricError] = {}
     for message_id, result in zip(requests, results, strict=True):

@@ -5,6 +5,11 @@ Reading a slot with FOR UPDATE waits for a transaction that still holds it, so a
 a lost connection the answer to "was it committed?" is final. A slot is used again
 only when its last transaction is known to be over.
 
+A statement that is a transaction by itself writes its marker in its first part. Its
+connection may break before the server has begun it, so reading the slot would not be
+final: the slot is fenced with a higher number, under which the statement writes nothing
+any more.
+
 Hung transactions: a node that was stopped or swapped out in the middle of a
 transaction would keep its locks. So the server ends a transaction whose client has
 been silent for a while, and the other nodes terminate those whose client does not
@@ -47,9 +52,15 @@ HUNG_FACTOR = 1.5  # times the statement timeout
 # Returns the server's clock, which nearly every transaction needs first.
 WRITE_MARKER = """
 INSERT INTO a2a_fabric.marks AS known (place, mark, at) VALUES ($1, $2, extract(epoch FROM clock_timestamp())::float8)
-ON CONFLICT (place) DO UPDATE SET mark = excluded.mark, at = excluded.at RETURNING at
+ON CONFLICT (place) DO UPDATE SET mark = excluded.mark, at = excluded.at WHERE known.mark < excluded.mark RETURNING at
 """
 READ_MARKER = "SELECT mark FROM a2a_fabric.marks WHERE place = $1 FOR UPDATE"
+# Returns the number of the statement ($2) if it was committed, else a higher one ($3), which it cannot overtake.
+FENCE_MARKER = """
+INSERT INTO a2a_fabric.marks AS known (place, mark, at) VALUES ($1, $3, extract(epoch FROM clock_timestamp())::float8)
+ON CONFLICT (place) DO UPDATE SET mark = CASE known.mark WHEN $2 THEN known.mark ELSE excluded.mark END
+RETURNING mark, at
+"""
 DELETE_OLD_MARKERS = "DELETE FROM a2a_fabric.marks WHERE at < extract(epoch FROM clock_timestamp())::float8 - 86400"
 
 
@@ -69,7 +80,11 @@ class CommitMarkers:
 
     def take(self) -> CommitMarker:
         slot = self._free_slots.pop() if self._free_slots else f"{self._node_id}:{next(self._slot_numbers)}"
-        return CommitMarker(slot, next(self._numbers))
+        return CommitMarker(slot, self.next_number())
+
+    def next_number(self) -> int:
+        """Higher than all numbers that were taken."""
+        return next(self._numbers)
 
     def release(self, marker: CommitMarker) -> None:
         """Call this only when the transaction is known to be committed or rolled back."""
@@ -77,6 +92,25 @@ class CommitMarkers:
 
 
 Row = Any  # a row of asyncpg: a tuple that also knows its column names
+
+
+class SingleStatement(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction of one statement, which costs one round trip.
+
+    `sql` begins with the part `mark` of `build_single_statement`, from which all other parts read, and returns the
+    server's clock (`mark.at`) and the columns of what was written; one row with NULLs if that is nothing.
+    `recovery` returns the same rows later, from that clock as $1, if the answer to a committed statement was lost.
+    """
+
+    sql: str
+    values: Sequence[Any]  # from $3 on
+    recovery: str
+    recovery_values: Sequence[Any]  # from $2 on
+
+
+def build_single_statement(parts: str) -> str:
+    """The statement with its commit marker as the part `mark`; $1 and $2 are the marker's."""
+    return f"WITH mark AS ({WRITE_MARKER}), {parts}"
 
 
 class PostgresTransaction:

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Iterable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
+from msgspec import Raw
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Input, Target
@@ -24,17 +25,28 @@ from a2a_fabric.core.errors import (
     InternalError,
     UpstreamRefused,
 )
-from a2a_fabric.core.propagation import DELEGATION_META_KEY, MaybeChain, current_trace
+from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.propagation import (
+    DELEGATION_META_KEY,
+    MaybeChain,
+    Trace,
+    as_header_and_json,
+    current_trace,
+)
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
+    SHORTCUT_KEY,
     ClientDisconnected,
+    RequestHead,
+    Shortcut,
     build_error_headers,
     head_from_scope,
+    may_be_json,
     replay_body,
     run_until_disconnect,
 )
-from a2a_fabric.doors.mcp.request import McpRequestContext
+from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext
 from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
@@ -70,14 +82,17 @@ class _ReplyMessage(msgspec.Struct):
     error: _ReplyError | None = None
 
 
+_reply_decoder = msgspec.json.Decoder(_ReplyMessage)
+_EMPTY_REPLY = _ReplyMessage()
+
+
 class ReplyOutcome:
     """The outcome of a call, read from its reply while that is forwarded."""
 
-    def __init__(self) -> None:
-        self._is_stream = False
-        self._buffer = b""  # the unfinished event, or the body so far
-        self._last_event = b""
-        self._is_too_long = False
+    _is_stream = False
+    _buffer = b""  # the unfinished event, or the body so far
+    _last_event = b""
+    _is_too_long = False
 
     def start(self, *, is_stream: bool) -> None:
         self._is_stream = is_stream
@@ -115,17 +130,18 @@ class ReplyOutcome:
         return None
 
     def _decode_answer(self) -> _ReplyMessage:
-        answer: _ReplyMessage | None = decode_or_none(
-            self._last_event if self._is_stream else self._buffer, _ReplyMessage
-        )
-        return answer or _ReplyMessage()
+        try:
+            return _reply_decoder.decode(self._last_event if self._is_stream else self._buffer)
+        except jsonrpc.DECODE_ERRORS:
+            return _EMPTY_REPLY
 
 
 _EVENT_STREAM = b"text/event-stream"
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, frozen=True):
     traceparent: Any = None
+    progress_token: Any = msgspec.field(name="progressToken", default=None)
     chain: Any = msgspec.field(name=DELEGATION_META_KEY, default=None)
 
 
@@ -138,8 +154,9 @@ class _Params(msgspec.Struct):
 class ObservedSend:
     """The caller's `send`, which passes the reply to the outcome of the call too."""
 
+    status = 499  # the client disconnected before there was an answer
+
     def __init__(self, send: Send, outcome: ReplyOutcome | None) -> None:
-        self.status = 499  # the client disconnected before there was an answer
         self._send = send
         self._outcome = outcome
 
@@ -172,8 +189,7 @@ class ProxiedRequest:
         self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext, body: bytes
     ) -> None:
         self.scope = scope
-        self.receive = replay_body(body, receive)
-        self._receive_rest = receive
+        self._receive = receive
         self._request_context = request_context
         self.chain: MaybeChain = msgspec.UNSET
         self.principal = request_context.principal
@@ -195,10 +211,20 @@ class ProxiedRequest:
         meta = self._params.meta
         self.trace = request_context.trace_from_meta({"traceparent": meta.traceparent} if meta is not None else None)
 
+    @property
+    def receive(self) -> Receive:
+        """The ASGI function, which returns the body first."""
+        return replay_body(self.body, self._receive)
+
     def read_chain(self) -> MaybeChain:
         """The delegation chain that came with the request. Raises BadInput."""
         meta = self._params.meta
         return self._request_context.chain_from_meta(meta.chain if meta is not None else None)
+
+    @property
+    def progress_token(self) -> Any:
+        meta = self._params.meta
+        return None if meta is None else meta.progress_token
 
     def write_chain(self) -> None:
         """Write the chain into the message, because message streams have no headers."""
@@ -211,7 +237,6 @@ class ProxiedRequest:
         meta = params.get("_meta")
         new_meta = {**(meta if isinstance(meta, dict) else {}), DELEGATION_META_KEY: self.chain}
         self.body = msgspec.json.encode({**message, "params": {**params, "_meta": new_meta}})
-        self.receive = replay_body(self.body, self._receive_rest)
 
     def to_call(self, agent_id: str) -> Call:
         arguments = self._params.arguments
@@ -222,6 +247,112 @@ class ProxiedRequest:
             input=Input(context=arguments if isinstance(arguments, dict) else {}),
             delegation_chain=self.read_chain(),
         )
+
+
+class _CallParams(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+    meta: _Meta = msgspec.field(name="_meta", default=_Meta())
+
+
+class _CallMessage(msgspec.Struct):
+    """A whole `tools/call`, decoded in one pass."""
+
+    id: str | int
+    params: _CallParams
+    jsonrpc: Literal["2.0"]
+    method: Literal["tools/call"]
+
+
+_call_decoder = msgspec.json.Decoder(_CallMessage)
+
+
+class DirectSend(ObservedSend):
+    """Sends to a client of our own server, with the trace. A reply that is no stream is sent without waiting."""
+
+    def __init__(self, send: Send, outcome: ReplyOutcome, shortcut: Shortcut, trace: Trace) -> None:
+        super().__init__(send, outcome)
+        self._shortcut = shortcut
+        self._trace_id = trace.trace_id.encode()
+
+    async def __call__(self, message: Any) -> None:
+        is_start = message["type"] == "http.response.start"
+        if is_start and all(name != b"x-trace-id" for name, _ in message["headers"]):
+            message = {**message, "headers": [*message["headers"], (b"x-trace-id", self._trace_id)]}
+        await super().__call__(message)
+        if is_start and _is_event_stream(message["headers"]):  # the first event may be long in coming
+            await self._send({"type": "http.response.body", "body": b"", "more_body": True})
+
+    async def send_reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.status = status
+        assert self._outcome is not None  # noqa: S101
+        self._outcome.feed(body)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        self._shortcut.reply(status, b"%bx-trace-id: %b\r\n" % (lines, self._trace_id), body)
+
+
+class ProxiedCall(ProxiedRequest):
+    """A plain `tools/call` to our own server: decoded once, and its reply is sent by the shortcut."""
+
+    http_method = "POST"
+    method = "tools/call"
+    is_request = is_call = True
+    is_long_lived = False
+    chain: MaybeChain = msgspec.UNSET
+    late_disconnect = None
+
+    def __init__(
+        self,
+        scope: Any,
+        receive: Receive,
+        send: Send,
+        context: DirectRequestContext,
+        body: bytes,
+        message: _CallMessage,
+    ) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._request_context = context
+        self.principal = context.principal
+        self.body = body
+        self.head = head_from_scope(scope)
+        self.id = message.id
+        self._params = message.params
+        self.trace = context.trace_from_header(message.params.meta.traceparent)
+        self.outcome = ReplyOutcome()
+        self.send = DirectSend(send, self.outcome, scope[SHORTCUT_KEY], self.trace)
+
+    def write_chain(self) -> None:
+        """Write the chain into the message, on one line. The arguments stay as they are, if they are on one line."""
+        if not self.chain or b"\n" in self.body or b"\r" in self.body:
+            super().write_chain()
+            return
+        params = _raw_params_decoder.decode(self.body).params
+        meta = _raw_meta_decoder.decode(params["_meta"]) if "_meta" in params else {}
+        meta[DELEGATION_META_KEY] = Raw(as_header_and_json(self.chain)[1])
+        message = {"jsonrpc": "2.0", "id": self.id, "method": self.method, "params": {**params, "_meta": meta}}
+        self.body = _encode(message)
+
+
+class _RawParams(msgspec.Struct):
+    params: dict[str, Raw]
+
+
+_raw_params_decoder = msgspec.json.Decoder(_RawParams)
+_raw_meta_decoder = msgspec.json.Decoder(dict[str, Raw])
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_call(head: RequestHead, body: bytes) -> _CallMessage | None:
+    """A plain call; None for any other message, and for one that has to be looked at more closely."""
+    if not may_be_json(head.get(b"content-type")) or (len(body) > SHALLOW and is_too_deep(body)):
+        return None
+    try:
+        call = _call_decoder.decode(body)
+    except (*jsonrpc.DECODE_ERRORS, UnicodeError):
+        return None
+    traceparent = call.params.meta.traceparent
+    return call if traceparent is None or isinstance(traceparent, str) else None
 
 
 class AgentProxy(Protocol):
@@ -273,11 +404,20 @@ class ProxyEndpoint:
     async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None:
         """Serve one HTTP request. If the caller disconnects, the request to the agent is cancelled."""
         body = (await receive())["body"]
-        proxied = ProxiedRequest(scope, receive, send, request_context, body)
+        await self._serve(ProxiedRequest(scope, receive, send, request_context, body), receive)
+
+    async def serve_call(self, proxied: ProxiedCall, receive: Receive) -> None:
+        """Serve a call of a client of our own server, which cancels this task if the client disconnects."""
+        await self._serve(proxied, receive)
+
+    async def _serve(self, proxied: ProxiedRequest, receive: Receive) -> None:
         started_at = time.monotonic()
         failure: FabricError | None = None
         try:
-            await run_until_disconnect(scope, receive, lambda: self._run_steps(proxied))
+            if SHORTCUT_KEY in proxied.scope:
+                await self._run_steps(proxied)
+            else:
+                await run_until_disconnect(proxied.scope, receive, lambda: self._run_steps(proxied))
         except ClientDisconnected:
             pass
         except FabricError as error:

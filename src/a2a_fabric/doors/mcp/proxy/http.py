@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, caller_name
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -24,6 +24,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.propagation import chain_to_headers, format_traceparent
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.request import is_stateless_request
 from a2a_fabric.doors.mcp.results import to_protocol_error
@@ -109,7 +110,7 @@ class SessionOwners:
 
 
 def _owner_key(principal: Principal) -> tuple[str, str | None]:
-    return principal.mode, principal.principal_id
+    return principal.mode, caller_name(principal)
 
 
 class EraProbe:
@@ -117,6 +118,10 @@ class EraProbe:
 
     def __init__(self) -> None:
         self._results: dict[str, tuple[str, bool, float]] = {}  # by agent: address, answer, time of the probe
+
+    def is_known_stateless(self, agent_id: str, uri: str) -> bool:
+        known = self._results.get(agent_id)
+        return known is not None and known[1] and known[0] == uri
 
     async def is_stateless_server(
         self, http: HTTPClient, agent_id: str, address: HTTPTunnel, chain_headers: Mapping[str, str]
@@ -177,6 +182,12 @@ class HttpProxy:
         self._make_bridge_proxy = make_bridge_proxy
         own_headers = {name.lower(): value for name, value in address.headers.items()}
         self._own_headers = {"accept-encoding": "identity", **own_headers}
+
+    def can_forward(self, head: RequestHead, session: str | None, principal: Principal) -> bool:
+        """Whether a call needs no more than forwarding: its era is the server's, and its session is the caller's."""
+        if is_stateless_request(head) and not self._proxies.probe.is_known_stateless(self._agent_id, self._address.uri):
+            return False
+        return session is None or self._proxies.sessions.is_owner(self._agent_id, session, principal)
 
     async def forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError or McpProtocolError."""

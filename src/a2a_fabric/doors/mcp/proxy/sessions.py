@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
@@ -29,16 +31,24 @@ from a2a_fabric.core.pending_questions import PendingQuestions
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.edge import JSON_MEDIA_TYPE, RequestHead
+from a2a_fabric.doors.mcp.fast_path import fits_both
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.era_translator import EraTranslator
 from a2a_fabric.doors.mcp.proxy.stateless import StatelessProxy, UpstreamExchange
 from a2a_fabric.doors.mcp.proxy.upstream import SessionTask, UpstreamPool, UpstreamSession
-from a2a_fabric.doors.mcp.request import is_stateless_request
+from a2a_fabric.doors.mcp.request import McpReply, is_stateless_request
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import eras
-from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel, StdioTunnel, Tunnel
-from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, Era, McpProtocolError
+from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel, StdioTunnel, Tunnel, TunnelWriter
+from a2a_fabric.protocols.mcp.wire import (
+    SESSION_HEADER_BYTES,
+    VERSION_HEADER_BYTES,
+    Era,
+    McpMessage,
+    McpProtocolError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +57,8 @@ _ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
 _CANCEL_TIMEOUT = 5.0
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _MAX_PERSONAL_POOLS = 100
+_DIRECT_VERSIONS = frozenset({"2025-03-26", "2025-06-18", "2025-11-25"})
+_JSON_HEADERS = [(b"content-type", JSON_MEDIA_TYPE)]
 _POOL_IDLE_TIMEOUT = 300.0  # seconds until an unused session of a pool is closed
 
 
@@ -58,11 +70,25 @@ class HandshakeRefused(Exception):
         self.initialize_request = initialize_request
 
 
+class _DirectCall(NamedTuple):
+    """A call that bypasses the SDK's transport."""
+
+    reply: McpReply
+    answer: asyncio.Future[McpMessage]
+
+    def fail(self, request_id: types.RequestId, code: int, reason: str) -> None:
+        if not self.answer.done():
+            error = msgspec.Raw(msgspec.json.encode({"code": code, "message": reason}))
+            self.answer.set_result(McpMessage(jsonrpc="2.0", id=request_id, error=error))
+
+
 class Relay:
     """Passes messages between the streams of a program and the stream to the client; `on_end` hears of the end."""
 
+    _has_ended = False
+
     def __init__(
-        self, from_server: Any, to_server: Any, to_client: Any, timeout: float, on_end: Callable[[], None]
+        self, from_server: Any, to_server: TunnelWriter, to_client: Any, timeout: float, on_end: Callable[[], None]
     ) -> None:
         self._from_server = from_server
         self._to_server = to_server
@@ -72,14 +98,43 @@ class Relay:
         self._pending: dict[types.RequestId, str | int | None] = {}  # requests in flight, with their progress tokens
         self._initialize_request: types.JSONRPCRequest | None = None  # until it is answered
         self._overdue: asyncio.Queue[types.RequestId] = asyncio.Queue()  # filled by a timer, which cannot wait
+        self._direct_calls: dict[types.RequestId, _DirectCall] = {}
+
+    def can_call(self, request_id: types.RequestId) -> bool:
+        """Whether a request with this id may bypass the SDK's transport."""
+        return not self._has_ended and self._initialize_request is None and request_id not in self._pending
+
+    def is_called(self, request_id: types.RequestId | None) -> bool:
+        """Whether a call with this id is in flight that has bypassed the SDK's transport."""
+        return request_id in self._direct_calls
+
+    async def call(self, proxied: ProxiedRequest, reply: McpReply) -> bytes:
+        """The encoded answer to a call, which bypasses the SDK's transport. Messages before it go to `reply`."""
+        request_id: types.RequestId = proxied.id  # type: ignore[assignment]  # a call has one
+        answer = self._to_server.start_request(request_id, "tools/call", proxied.body, {})
+        self._pending[request_id] = proxied.progress_token
+        self._direct_calls[request_id] = _DirectCall(reply, answer)
+        try:
+            message = await answer
+        finally:
+            self._pending.pop(request_id, None)
+            del self._direct_calls[request_id]
+            self._to_server.forget_request(request_id)
+        member = b'"result":%b' % message.result if message.result else b'"error":%b' % message.error
+        return b'{"jsonrpc":"2.0","id":%b,%b}' % (msgspec.json.encode(request_id), member)
 
     async def run(self, from_client: Any) -> None:
         """Run until the program ends. Raises HandshakeRefused."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._forward_to_server, from_client)
-            group.start_soon(self._cancel_overdue)
-            is_refused = await self._forward_to_client()
-            group.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._forward_to_server, from_client)
+                group.start_soon(self._cancel_overdue)
+                is_refused = await self._forward_to_client()
+                group.cancel_scope.cancel()
+        finally:
+            self._has_ended = True
+            for request_id, direct in self._direct_calls.items():
+                direct.fail(request_id, types.CONNECTION_CLOSED, "The MCP server has ended")
         if is_refused:
             raise HandshakeRefused(self._initialize_request)
         self._on_end()
@@ -106,7 +161,22 @@ class Relay:
     async def _send_error(self, request_id: types.RequestId, code: int, reason: str) -> None:
         self._pending.pop(request_id, None)
         error = types.ErrorData(code=code, message=reason)
-        await self._to_client.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+        await self._send_to_client(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+
+    async def _send_to_client(self, item: SessionMessage) -> None:
+        """Send an answer, or a message before it, to the reply of its request."""
+        message, metadata = item.message, item.metadata
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            request_id = message.id
+        else:
+            request_id = metadata.related_request_id if isinstance(metadata, ServerMessageMetadata) else None
+        direct = self._direct_calls.get(request_id) if request_id is not None else None
+        if direct is None or request_id is None:
+            await self._to_client.send(item)
+        elif isinstance(message, types.JSONRPCError):
+            direct.fail(request_id, message.error.code, message.error.message)
+        else:
+            await direct.reply.send_message(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
 
     async def _forward_to_server(self, from_client: Any) -> None:
         async for message in from_client:
@@ -122,7 +192,7 @@ class Relay:
             await self._to_server.send(SessionMessage(client_message))
             if (cancelled_id := eras.find_cancelled_id(client_message)) is not None and cancelled_id in self._pending:
                 del self._pending[cancelled_id]  # a program does not answer it any more, and its stream would stay open
-                await self._to_client.send(SessionMessage(eras.make_cancelled_error(cancelled_id)))
+                await self._send_to_client(SessionMessage(eras.make_cancelled_error(cancelled_id)))
 
     async def _forward_to_client(self) -> bool:
         """Returns whether the server refused the handshake."""
@@ -131,7 +201,7 @@ class Relay:
                 if self._is_handshake_refusal(message.message):
                     return True
                 if not self._is_late(message.message):
-                    await self._to_client.send(self._add_related_request(message.message))
+                    await self._send_to_client(self._add_related_request(message.message))
         return self._initialize_request is not None
 
     def _is_handshake_refusal(self, message: types.JSONRPCMessage) -> bool:
@@ -167,8 +237,12 @@ class Relay:
 class ProxySessions:
     """The proxied sessions of a node, with all agents."""
 
-    def __init__(self, *, idle_timeout: float, timeout: float, max_sessions: int) -> None:
+    def __init__(
+        self, *, idle_timeout: float, timeout: float, max_sessions: int, share: float, ping_timers: DeadlineSweep
+    ) -> None:
         self.timeout = timeout
+        self.ping_timers = ping_timers
+        self._share = share  # of the sessions with an agent, for one caller
         self._idle_timeout = idle_timeout
         self._max_sessions = max_sessions  # per agent
         self._sessions: dict[str, ProxySession] = {}
@@ -190,7 +264,7 @@ class ProxySessions:
         agent_sessions = self._open_sessions.get(agent_id)
         if agent_sessions is None:
             agent_sessions = self._open_sessions[agent_id] = OpenSessions(
-                f"sessions with agent '{agent_id}'", self._max_sessions
+                f"sessions with agent '{agent_id}'", self._max_sessions, share=self._share
             )
         open_session = await agent_sessions.open(principal.principal_id)
         session = ProxySession(self, agent_id, principal, self._idle_timeout, self._remove, open_session)
@@ -239,6 +313,10 @@ class ProxySession(SessionTask):
         self.owner = (agent_id, principal)
         self.session_id = uuid4().hex
         self._timeout = sessions.timeout
+        self._idle_timeout = idle_timeout
+        self._ping_timers = sessions.ping_timers
+        self._direct_calls = 0
+        self._is_kept_open = False  # the transport's timer for idle sessions was stopped
         self._transport = StreamableHTTPServerTransport(self.session_id, idle_timeout=idle_timeout)
         self._on_end = on_end
         self.open_session = open_session
@@ -251,7 +329,10 @@ class ProxySession(SessionTask):
         await self.start(lambda ready: self._run(connect, ready, has_handshake=has_handshake))
 
     async def serve(self, proxied: ProxiedRequest, *, is_first: bool) -> None:
-        """Serve one request. If the first request is refused, the session ends."""
+        """Serve one request. If the first request is refused, the session ends. Raises McpProtocolError."""
+        if proxied.is_request and self._relay is not None and self._relay.is_called(proxied.id):
+            reason = "A request with this id is in flight already. Give each request an id of its own."
+            raise McpProtocolError(jsonrpc.INVALID_REQUEST, reason)
         self._open_replies += proxied.is_request
         self.open_session.requests += proxied.is_request
         timer = asyncio.get_running_loop().call_later(self._timeout, self._expire_request, proxied)
@@ -265,6 +346,51 @@ class ProxySession(SessionTask):
             self._reply_ended.set()
             if self._transport.is_terminated or (is_first and proxied.send.status >= 400):
                 self.end()
+
+    def can_call(self, request_id: types.RequestId, head: RequestHead) -> bool:
+        """Whether a call may bypass the SDK's transport, which checks nothing in it that is not checked here."""
+        is_plain = head.get(VERSION_HEADER_BYTES) in _DIRECT_VERSIONS and fits_both(head)
+        return is_plain and self._relay is not None and self._relay.can_call(request_id)
+
+    async def forward(self, proxied: ProxiedRequest) -> None:
+        """Forward a call that `can_call` accepts."""
+        relay, reply_to = self._relay, proxied.send
+        if relay is None or proxied.id is None:
+            raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        proxied.write_chain()
+        reply = McpReply(proxied.id, reply_to, self._ping_timers, None, proxied.trace)
+        self._start_direct_call()
+        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire_request, proxied)
+        try:
+            with reply:
+                answer = await relay.call(proxied, reply)
+            if reply.is_streaming:
+                await reply.send_answer(answer)
+            else:
+                await reply_to.send_reply(200, answer, _JSON_HEADERS)
+        finally:
+            timer.cancel()
+            self._finish_direct_call()
+
+    def _start_direct_call(self) -> None:
+        """The SDK does not know of these calls, and must not take the session for idle."""
+        self._open_replies += 1
+        self.open_session.requests += 1
+        self._direct_calls += 1
+        scope = self._transport.idle_scope
+        if scope is not None and scope.deadline - anyio.current_time() < self._idle_timeout * 0.75:
+            scope.deadline = math.inf
+            self._is_kept_open = True
+
+    def _finish_direct_call(self) -> None:
+        self._open_replies -= 1
+        self._reply_ended.set()
+        self._direct_calls -= 1
+        self.open_session.finish_request(time.monotonic())
+        scope = self._transport.idle_scope
+        if self._is_kept_open and not self._direct_calls and scope is not None:
+            self._is_kept_open = False
+            scope.deadline = anyio.current_time() + self._idle_timeout
 
     def _expire_request(self, proxied: ProxiedRequest) -> None:
         if self._relay is not None:
@@ -336,15 +462,17 @@ class EraBridge:
         self._context = context
         self._idle_timeout = idle_timeout
         self._max_sessions = max_sessions
+        self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         self.sessions = ProxySessions(
             idle_timeout=idle_timeout,
             timeout=context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000,
             max_sessions=max_sessions,
+            share=context.caller_share,
+            ping_timers=self._ping_timers,
         )
         self._pending = PendingQuestions[UpstreamExchange](
             "MCP proxy", _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
         )
-        self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         # By the agent, and by the principal with whose login it is called; the least recently used one first.
         self._pools: OrderedDict[tuple[str, str | None], UpstreamPool] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -391,6 +519,7 @@ class EraBridge:
                 connect,
                 idle_timeout=min(self._idle_timeout, _POOL_IDLE_TIMEOUT),
                 max_sessions=self._max_sessions,
+                share=self._context.caller_share if key[1] is None else 1.0,
                 era=era,
             )
             self._pools[key] = pool

@@ -324,7 +324,14 @@ Listener = Callable[[JsonRpcMessage], None]
 
 class UpstreamPool:
     def __init__(
-        self, agent_id: str, connect: OpenTunnel, *, idle_timeout: float, max_sessions: int, era: Era | None = None
+        self,
+        agent_id: str,
+        connect: OpenTunnel,
+        *,
+        idle_timeout: float,
+        max_sessions: int,
+        share: float = 1.0,
+        era: Era | None = None,
     ) -> None:
         self.agent_id = agent_id
         self.connect = connect
@@ -332,7 +339,7 @@ class UpstreamPool:
         self.tool_schemas: dict[str, Any] = {}  # of tools, by name
         self._idle_timeout = idle_timeout
         self._sessions: list[PooledSession] = []
-        self._open_sessions = OpenSessions(f"conversations with agent '{agent_id}'", max_sessions)
+        self._open_sessions = OpenSessions(f"conversations with agent '{agent_id}'", max_sessions, share=share)
         self._open_lock = asyncio.Lock()
         self._listeners: dict[Principal, set[Listener]] = {}
 

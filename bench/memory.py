@@ -1,0 +1,66 @@
+"""Memory over a million calls, and of idle MCP sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench import load, load_python, processes, rig
+from bench.calls import CallTarget, manifests
+from bench.mcp_rows import manifests as mcp_manifests
+from bench.mcp_wire import handshake, stateless
+from bench.processes import TOKEN, Cores, ServerProcess
+
+CALLS = 1_000_000
+SLICES = 10
+LONGEST = 150.0  # seconds; on a slow machine the table ends earlier
+CONNECTIONS = 64
+SESSIONS = 5000
+
+
+def run(runner: asyncio.Runner, cores: Cores) -> None:
+    with processes.mcp_server(cores.load) as server, processes.agent(cores.load) as agent:
+        agents = manifests(agent.port) + mcp_manifests(f"http://127.0.0.1:{server.port}/mcp", cores.load)
+        with processes.node(agents, cores.gateway) as node:
+            runner.run(_measure_calls(node))
+            runner.run(_measure_sessions(node))
+
+
+async def _measure_calls(node: ServerProcess) -> None:
+    """Half of the calls are plain ones, half are MCP calls in sessions, which open and end with each slice."""
+    plain = CallTarget("fabric node", *node, "/mcp/call", TOKEN).plan_calls()
+    plans = [
+        plain,
+        stateless(node.port, "/mcp", "new_add", TOKEN),
+        plain,
+        handshake(node.port, "/mcp", "old_add", TOKEN),
+    ]
+    print(f"\n| calls so far, half of them MCP | memory MB |\n|---|---|\n| 0 | {processes.memory_mb(node.pid):.0f} |")
+    began, done = time.monotonic(), 0
+    while done < CALLS and time.monotonic() - began < LONGEST:
+        for plan in plans:
+            limit = load.Limit(calls=CALLS // SLICES // len(plans))
+            result = await rig.run(node.port, plan, CONNECTIONS, limit, node.pid)
+            if result.failures:
+                raise SystemExit(f"{result.failures} of {result.calls} calls failed: {result.why}")
+            done += result.calls
+        print(f"| {done:,} | {processes.memory_mb(node.pid):.0f} |", flush=True)
+
+
+async def _measure_sessions(node: ServerProcess) -> None:
+    print("\n| idle MCP sessions | number | memory KB each |\n|---|---|---|")
+    for path, tool in (("/mcp", "old_add"), ("/agents/old/mcp", "add")):
+        before = processes.memory_mb(node.pid)
+        await _open_sessions(node.port, handshake(node.port, path, tool, TOKEN))
+        memory = processes.memory_mb(node.pid) - before
+        print(f"| {path} | {SESSIONS:,} | {memory * 1024 / SESSIONS:.1f} |", flush=True)
+
+
+async def _open_sessions(port: int, plan: load.RequestPlan) -> None:
+    """Open sessions that are never used and never ended."""
+    _, connection = await asyncio.get_running_loop().create_connection(load_python.Connection, "127.0.0.1", port)
+    for _ in range(SESSIONS):
+        for opening in plan.opening:
+            if (status := await connection.send(opening)) // 100 != 2:
+                raise SystemExit(f"the session was refused with HTTP {status}: {connection.body[:200]!r}")
+    connection.transport.close()

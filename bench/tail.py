@@ -1,0 +1,92 @@
+"""The tail of the latency at half of the peak, beside one slow agent that takes a fifth of the calls.
+
+Calls come at a fixed rate at random moments, whether or not earlier ones were answered, and each counts from the moment
+it was due. Half of the peak is half of what the same server answers in a closed loop just before. The bare forwarder,
+without a slow agent, shows the tail that the machine itself has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from dataclasses import dataclass, field
+
+from bench import load, processes, rig
+from bench.calls import BARE, CallTarget, manifests
+from bench.rows import Effort
+
+SLOW_SHARE = 0.2
+CONNECTIONS = 64  # for the fast calls
+SLOW_CONNECTIONS = 256  # fewer than the share of one caller in the calls of a node
+_SLOW = """\
+- agent_id: slow
+  runtime: http
+  endpoint: {{transport: http, uri: 'http://127.0.0.1:{port}/slow'}}
+  capabilities: [{{name: reason, modalities: [text]}}]
+  trust_tier: org
+"""
+
+
+@dataclass
+class TailRow:
+    name: str
+    target: CallTarget
+    has_slow: bool = False
+    peak: float = 0.0
+    rounds: list[load.Load] = field(default_factory=list)
+
+
+def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort) -> None:
+    with processes.agent(cores.load) as upstream:
+        agents = manifests(upstream.port) + _SLOW.format(port=upstream.port)
+        with (
+            processes.forwarder(upstream.port, cores.gateway) as bare,
+            processes.node(agents, cores.gateway) as node,
+        ):
+            fabric = CallTarget("fabric node", *node, "/mcp/call", processes.TOKEN)
+            rows = [
+                TailRow(BARE, CallTarget(BARE, *bare)),
+                TailRow("fabric node", fabric),
+                TailRow("fabric node beside a slow agent", fabric, has_slow=True),
+            ]
+            runner.run(_alternate(rows, effort))
+    _show(rows)
+
+
+async def _alternate(rows: list[TailRow], effort: Effort) -> None:
+    for number in range(effort.rounds + 1):
+        for row in rows:
+            if number == 0:  # warms up, too
+                peak = await rig.run(row.target.port, row.target.plan_calls(), CONNECTIONS, load.Limit(effort.warm_up))
+                row.peak = peak.rate
+            else:
+                row.rounds.append(await _measure(row, effort.seconds))
+
+
+async def _measure(row: TailRow, seconds: float) -> load.Load:
+    """The fast calls; the slow ones are made beside them."""
+    rate = row.peak / 2
+    plan, port = row.target.plan_calls(), row.target.port
+    fast = load.Limit(seconds, rate=rate * (1 - SLOW_SHARE if row.has_slow else 1))
+    runs = [rig.run(port, plan, CONNECTIONS, fast, row.target.pid)]
+    if row.has_slow:
+        slow = CallTarget("slow", port, 0, row.target.path, row.target.token, ["slow"])
+        limit = load.Limit(seconds, rate=rate * SLOW_SHARE)
+        runs.append(rig.run(port, slow.plan_calls(), SLOW_CONNECTIONS, limit))
+    results = await asyncio.gather(*runs)
+    for result in results:
+        if result.failures:
+            raise SystemExit(f"{row.name}: {result.failures} of {result.calls} calls failed: {result.why}")
+    return results[0]
+
+
+def _show(rows: list[TailRow]) -> None:
+    columns = ["tail at half of peak", "calls/s", "to a slow agent", "p50 ms", "p99 ms", "p99.9 ms", "p99.9 / p50"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for row in rows:
+        p50, p99, p999 = (
+            statistics.median(result.percentile(share) for result in row.rounds) * 1000 for share in (0.5, 0.99, 0.999)
+        )
+        ratio = statistics.median(result.percentile(0.999) / result.percentile(0.5) for result in row.rounds)
+        slow = f"{SLOW_SHARE:.0%}" if row.has_slow else "–"
+        print(f"| {row.name} | {row.peak / 2:,.0f} | {slow} | {p50:.2f} | {p99:.2f} | {p999:.2f} | {ratio:.1f} |")

@@ -1,0 +1,299 @@
+"""Mandates: signed permissions that a principal gives a delegate, and that each delegate may narrow and pass on.
+
+A mandate is a JWT (EdDSA) with the claims `prn` (the principal), `sub` (the delegate), `mnd` (its id), `scp`, `cap`,
+`cog`, `exp`, and `cnf` (RFC 7800) with the delegate's public key. The delegate narrows it by appending a JWT of its
+own, signed with that key, after a `~`:
+
+    principal's JWT ~ first delegate's JWT ~ second delegate's JWT
+
+`pth` of each is the hash of the JWT before it, so none can be left out, exchanged or moved. Scopes, capabilities,
+expiry and depth only ever shrink. Revoking one mandate revokes all that were derived from it. To verify a mandate,
+this module and the public keys of the principals' issuer are enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import jwt
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Meta
+
+from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput
+from a2a_fabric.core.policy import covers_scopes
+from a2a_fabric.identity.signing import ALGORITHM, SigningKey, encode_base64url, make_jwk, parse_public_key
+
+SEPARATOR = "~"
+TOKEN_TYPE = "mandate+jwt"  # noqa: S105  # the media type
+MAX_LINKS = 8
+DEFAULT_DEPTH = 4  # how often a mandate may be passed on
+CLOCK_SKEW = 30.0  # seconds by which clocks may differ
+_MAX_MANDATE_LENGTH = 16 * 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Moment = Annotated[float, Meta(ge=0, le=2**40)]  # seconds since 1970; JSON decoders accept NaN and Infinity
+FindPublicKey = Callable[[str, str], Ed25519PublicKey]  # by issuer and key id
+
+
+class MandateClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """The claims of one link."""
+
+    iss: Name
+    prn: Name
+    sub: Name
+    mnd: Name
+    exp: Moment
+    scp: tuple[str, ...] = ()
+    cap: tuple[str, ...] | None = None
+    cog: Name | None = None
+    nbf: Moment | None = None
+    iat: Moment | None = None
+    aud: str | tuple[str, ...] | None = None
+    dep: Annotated[int, Meta(ge=0, le=MAX_LINKS)] = 0  # how often it may still be passed on
+    pth: Name | None = None  # hash of the link before; the first link has none
+    cnf: dict[str, Any] | None = None
+
+    @property
+    def audiences(self) -> list[str] | None:
+        """None if the link counts at every node that trusts the issuer."""
+        return None if self.aud is None else [self.aud] if isinstance(self.aud, str) else [*self.aud]
+
+
+class Mandate(msgspec.Struct, frozen=True, kw_only=True):
+    """A verified mandate: its links, the principal's first. The last link says what its holder may do."""
+
+    links: tuple[MandateClaims, ...]
+    key_id: str | None
+
+    @property
+    def last(self) -> MandateClaims:
+        return self.links[-1]
+
+    @property
+    def principal_id(self) -> str:
+        return self.links[0].prn
+
+    @property
+    def delegates(self) -> tuple[str, ...]:
+        return tuple(link.sub for link in self.links)
+
+    @property
+    def mandate_ids(self) -> tuple[str, ...]:
+        return tuple(link.mnd for link in self.links)
+
+    @property
+    def valid_until(self) -> float:
+        return min(link.exp for link in self.links)
+
+
+def issue_mandate(
+    key: SigningKey,
+    *,
+    issuer: str,
+    principal: str,
+    delegate: str,
+    scopes: Sequence[str],
+    now: float,
+    seconds: float,
+    capabilities: Sequence[str] | None = None,
+    delegate_key: Ed25519PublicKey | None = None,
+    depth: int = DEFAULT_DEPTH,
+    audience: Sequence[str] = (),
+    cog: str | None = None,
+) -> str:
+    """A new mandate. Without the delegate's public key it cannot be narrowed and passed on."""
+    claims = _drop_unset(
+        iss=issuer,
+        prn=principal,
+        sub=delegate,
+        mnd=_new_id(),
+        scp=list(scopes),
+        cap=None if capabilities is None else list(capabilities),
+        cog=cog,
+        iat=int(now),
+        exp=int(now + seconds),
+        aud=list(audience) or None,
+        dep=0 if delegate_key is None else depth,
+        cnf=None if delegate_key is None else {"jwk": make_jwk(delegate_key)},
+    )
+    return _sign(claims, key)
+
+
+def narrow_mandate(
+    token: str,
+    key: SigningKey,
+    *,
+    delegate: str,
+    now: float,
+    scopes: Sequence[str] | None = None,
+    capabilities: Sequence[str] | None = None,
+    seconds: float | None = None,
+    delegate_key: Ed25519PublicKey | None = None,
+    depth: int | None = None,
+) -> str:
+    """The mandate with a further link, for the next delegate. Raises BadInput where it would grant more than before.
+
+    What is not given stays as it is. `key` is the key of the holder, to whom the mandate was given.
+    """
+    parts = split_mandate(token)
+    parent = decode_link(parts[-1])
+    if parent.dep < 1 or parent.cnf is None:
+        raise BadInput("This mandate may not be passed on")
+    if parent.cnf.get("jwk") != make_jwk(key.public_key):
+        raise BadInput("This mandate was given to the holder of another key, so this key cannot pass it on")
+    claims = _drop_unset(
+        iss=parent.iss,
+        prn=parent.prn,
+        sub=delegate,
+        mnd=_new_id(),
+        scp=list(parent.scp if scopes is None else scopes),
+        cap=_to_list(parent.cap if capabilities is None else capabilities),
+        cog=parent.cog,
+        iat=int(now),
+        exp=int(parent.exp if seconds is None else min(parent.exp, now + seconds)),
+        aud=parent.audiences,
+        dep=0 if delegate_key is None else parent.dep - 1 if depth is None else depth,
+        cnf=None if delegate_key is None else {"jwk": make_jwk(delegate_key)},
+        pth=_hash_link(parts[-1]),
+    )
+    narrowed = SEPARATOR.join((*parts, _sign(claims, key)))
+    if widening := _find_widening(parent, msgspec.convert(claims, MandateClaims)):
+        raise BadInput(f"A mandate can only be narrowed: {widening}")
+    return narrowed
+
+
+def verify_mandate(token: str, find_key: FindPublicKey, now: float) -> Mandate:
+    """Raises AuthInvalid or AuthExpired. `find_key` returns a key of the issuer, or raises AuthInvalid itself.
+
+    Whether it was revoked, and whether its audience is the right one, is for the caller to check.
+    """
+    parts = split_mandate(token)
+    first = decode_link(parts[0])
+    key_id = read_key_id(parts[0])
+    public_key = find_key(first.iss, key_id or "")
+    links: list[MandateClaims] = []
+    for number, part in enumerate(parts):
+        link = decode_link(part)
+        _check_signature(part, public_key)
+        _check_times(link, now)
+        if number and (why := _find_break(links[-1], link, parts[number - 1])):
+            raise AuthInvalid(f"Link {number + 1} of the mandate is not valid: {why}")
+        if not number and link.pth is not None:
+            raise AuthInvalid("The mandate does not begin with the mandate of its principal")
+        links.append(link)
+        if number + 1 < len(parts):
+            public_key = _read_holder_key(link)
+    return Mandate(links=tuple(links), key_id=key_id)
+
+
+def is_mandate(token: str) -> bool:
+    """Whether the token claims to be a mandate."""
+    try:
+        return jwt.get_unverified_header(token.partition(SEPARATOR)[0]).get("typ") == TOKEN_TYPE
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        return False
+
+
+def split_mandate(token: str) -> list[str]:
+    """Raises AuthInvalid for a mandate that is too long."""
+    parts = token.split(SEPARATOR)
+    if len(parts) > MAX_LINKS or len(token) > _MAX_MANDATE_LENGTH:
+        raise AuthInvalid(f"The mandate was passed on more than {MAX_LINKS - 1} times, or it is too long")
+    return parts
+
+
+def decode_link(part: str) -> MandateClaims:
+    """The claims, not verified yet. Raises AuthInvalid."""
+    try:
+        if jwt.get_unverified_header(part).get("typ") != TOKEN_TYPE:
+            raise AuthInvalid(f"The token is not a mandate: its type (`typ`) must be {TOKEN_TYPE}")
+        return msgspec.convert(jwt.decode(part, options={"verify_signature": False}), MandateClaims)
+    except msgspec.ValidationError as exc:
+        raise AuthInvalid(f"The mandate is not valid: {exc}"[:300]) from exc
+    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        raise AuthInvalid("The mandate is not a JSON Web Token") from exc
+
+
+def read_key_id(part: str) -> str | None:
+    """Raises AuthInvalid."""
+    try:
+        key_id = jwt.get_unverified_header(part).get("kid")
+    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        raise AuthInvalid("The mandate is not a JSON Web Token") from exc
+    return key_id if isinstance(key_id, str) else None
+
+
+def _check_signature(part: str, public_key: Ed25519PublicKey) -> None:
+    try:
+        jwt.decode(
+            part,
+            public_key,
+            algorithms=[ALGORITHM],
+            options={"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_aud": False},
+        )
+    except (jwt.PyJWTError, ValueError) as exc:
+        raise AuthInvalid("The signature of the mandate is not valid") from exc
+
+
+def _check_times(link: MandateClaims, now: float) -> None:
+    if not link.exp + CLOCK_SKEW > now:
+        raise AuthExpired("The mandate has expired")
+    if any(moment is not None and not moment - CLOCK_SKEW <= now for moment in (link.nbf, link.iat)):
+        raise AuthInvalid("The mandate is not valid yet (`nbf`, `iat`). Compare the clocks")
+
+
+def _read_holder_key(link: MandateClaims) -> Ed25519PublicKey:
+    try:
+        return parse_public_key((link.cnf or {}).get("jwk"))
+    except ValueError as exc:
+        raise AuthInvalid("The mandate names no key of its holder (`cnf`), so the holder cannot pass it on") from exc
+
+
+def _find_break(parent: MandateClaims, link: MandateClaims, parent_part: str) -> str | None:
+    if link.pth != _hash_link(parent_part):
+        return "it does not belong to the link before it"
+    if (link.iss, link.prn) != (parent.iss, parent.prn):
+        return "it names another principal"
+    return _find_widening(parent, link)
+
+
+def _find_widening(parent: MandateClaims, link: MandateClaims) -> str | None:
+    if not covers_scopes(parent.scp, link.scp):
+        return "its scopes are wider than before"
+    if parent.cap is not None and (link.cap is None or not covers_scopes(_as_scopes(parent.cap), _as_scopes(link.cap))):
+        return "its capabilities are wider than before"
+    if not link.exp <= parent.exp:
+        return "it expires later than before"
+    if not link.dep < parent.dep:
+        return "it may be passed on more often than before"
+    if parent.audiences is not None and not set(link.audiences or ("",)) <= set(parent.audiences):
+        return "it has a wider audience than before"
+    return "it belongs to another cog" if parent.cog is not None and link.cog != parent.cog else None
+
+
+def _as_scopes(capabilities: Sequence[str]) -> tuple[str, ...]:
+    return tuple(each if ":" in each or each == "*" else f"capability:{each}" for each in capabilities)
+
+
+def _hash_link(part: str) -> str:
+    return encode_base64url(hashlib.sha256(part.encode()).digest())
+
+
+def _sign(claims: dict[str, Any], key: SigningKey) -> str:
+    return jwt.encode(claims, key.private_key, ALGORITHM, headers={"kid": key.key_id, "typ": TOKEN_TYPE})
+
+
+def _new_id() -> str:
+    return f"mnd-{secrets.token_hex(12)}"
+
+
+def _to_list(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _drop_unset(**claims: Any) -> dict[str, Any]:
+    return {name: value for name, value in claims.items() if value is not None}

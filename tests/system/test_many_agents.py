@@ -1,0 +1,225 @@
+"""10,000 agents: a scrape, a list or an edit never holds the event loop, whatever the machine is doing.
+
+Time cannot show that, so the work is counted: the lines of Python that run in one step of the event loop. Work for each
+of 10,000 agents is at least 10,000 lines; a step that is bounded stays far below, however many agents there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.events import Handle
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from a2a_fabric.agent import Agent
+from a2a_fabric.client import FabricClient
+from tests.fixtures.node import PSK, Node, eventually, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUMBER = 10_000
+MAX_LINES = 6000  # of one step of the event loop
+NARROW = "the-key-of-a-narrow-caller"
+ECHO = Agent("echo")
+
+
+@ECHO.capability
+async def echo(task: str) -> dict[str, Any]:
+    return {"echo": task}
+
+
+class Steps:
+    """Counts the lines of Python in each step of the event loop of this thread."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self.number = 0
+        self._lines = 0
+        self._where: dict[str, int] = {}
+        self.longest_where: dict[str, int] = {}
+
+    def on_call(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is Handle._run.__code__:
+            self._end_step()
+        return self.on_line
+
+    def on_line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            self._lines += 1
+            place = f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+            self._where[place] = self._where.get(place, 0) + 1
+        return self.on_line
+
+    def _end_step(self) -> None:
+        if self._lines > self.longest:
+            self.longest, self.longest_where = self._lines, self._where
+        self._lines, self._where = 0, {}
+        self.number += 1
+
+    @property
+    def explanation(self) -> str:
+        busiest = sorted(self.longest_where.items(), key=lambda item: -item[1])[:8]
+        return f"{self.longest} lines in one step: {busiest}"
+
+
+@contextmanager
+def counting_steps() -> Iterator[Steps]:
+    steps, previous = Steps(), sys.gettrace()
+    sys.settrace(steps.on_call)
+    try:
+        yield steps
+    finally:
+        sys.settrace(previous)
+
+
+def manifest(number: int, words: str = "") -> dict[str, Any]:
+    return {
+        "agent_id": f"agent-{number:05}",
+        "runtime": "python",
+        "endpoint": {"uri": "python:tests.system.test_many_agents:ECHO"},
+        "description": f"agent number {number} {words}",
+        "tags": ["many"],
+        "capabilities": [{"name": "echo", "description": f"Echo number {number}"}],
+    }
+
+
+def write_agents(folder: Path, changed: int | None = None) -> None:
+    """One entry of the file may have other words; the others stay as they are."""
+    entries = [manifest(number, "in other words" if number == changed else "") for number in range(NUMBER)]
+    new = folder / "agents.new"
+    new.write_bytes(b"".join(b"- " + msgspec.json.encode(entry) + b"\n" for entry in entries))
+    new.rename(folder / "agents.yaml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("many")
+    write_agents(made)
+    return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(folder: Path) -> AsyncIterator[Node]:
+    config = {
+        "health": {"interval": 0},
+        "auth": {"keys": [{"id": "narrow", "key": NARROW, "scopes": ["agent:agent-00*"]}]},
+    }
+    async with running(base=folder, config=config, from_files=True) as started:
+
+        async def all_are_online() -> bool:
+            health = (await started.operation("fabric.health"))["result"]
+            return bool(health["runtimes"]["online"] == NUMBER)
+
+        await eventually(all_are_online)
+        yield started
+
+
+async def scrape(node: Node) -> None:
+    text = (await node.send("GET", "/metrics")).body.decode()
+    assert text.count("\nfabric_agent_status{") == NUMBER
+
+
+async def list_all(node: Node) -> None:
+    async with FabricClient(node.url, PSK) as client:
+        agents = await client.agents()
+    assert len(set(map(itemgetter("agent_id"), agents))) == len(agents) == NUMBER
+
+
+async def list_narrow(node: Node) -> None:
+    """A view of a caller that was never here, and its first list."""
+    page = (await node.operation("fabric.agent.list", {"tag": "many"}, token=NARROW))["result"]
+    assert page["total"] == page["count"] == 1000
+
+
+async def look_for_words(node: Node) -> None:
+    page = (await node.operation("fabric.agent.list", {"query": "number 777"}))["result"]
+    assert page["total"] == 19  # those with 777 in their numbers
+
+
+async def list_tools(node: Node) -> None:
+    page = (await node.operation("fabric.tool.list", {"query": "echo"}))["result"]
+    assert (page["count"], page["total"]) == (1000, NUMBER)
+
+
+async def show_health(node: Node) -> None:
+    assert (await node.operation("fabric.health"))["result"]["agents"]["count"] == NUMBER
+
+
+async def show_cards(node: Node) -> None:
+    card = (await node.send("GET", "/.well-known/agent-card.json")).json
+    assert [skill["id"] for skill in card["skills"]] == ["echo"]
+
+
+async def discover(node: Node) -> None:
+    reply = (await node.send("GET", "/a2a/agents")).json
+    assert (len(reply["agents"]), reply["total"]) == (1000, NUMBER)
+
+
+async def list_rest(node: Node) -> None:
+    reply = (await node.send("GET", "/v1/agents?limit=100&tag=many")).json
+    assert len(reply["agents"]) == 100
+
+
+async def register(node: Node) -> None:
+    endpoint = {"agent_id": "newcomer", "endpoint": "http://127.0.0.1:9/", "capabilities": ["echo"]}
+    assert (await node.operation("fabric.agent.register", endpoint))["ok"]
+    assert node.fabric.registry.catalog.get("newcomer") is not None
+    assert (await node.operation("fabric.agent.unregister", {"agent_id": "newcomer"}))["ok"]
+    assert node.fabric.registry.catalog.get("newcomer") is None
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        scrape, list_all, list_narrow, look_for_words, list_tools, show_health, show_cards, discover, list_rest,
+        register,
+    ],
+    ids=lambda work: work.__name__,
+)  # fmt: skip
+async def test_no_request_holds_the_loop(node: Node, work: Callable[[Node], Awaitable[None]]) -> None:
+    with counting_steps() as steps:
+        await work(node)
+    assert steps.longest <= MAX_LINES, steps.explanation
+
+
+async def test_a_changed_entry_of_a_file_does_not_hold_the_loop(node: Node, folder: Path) -> None:
+    await asyncio.to_thread(write_agents, folder, 4711)
+
+    async def is_changed() -> bool:
+        known = node.fabric.registry.catalog.get("agent-04711")
+        return known is not None and "in other words" in known.description
+
+    before = node.fabric.registry.catalog
+    with counting_steps() as steps:
+        await eventually(is_changed)
+    assert steps.longest <= MAX_LINES, steps.explanation
+    assert node.fabric.registry.catalog.changes_since(before) == {"agent-04711"}
+
+
+async def test_callers_go_on_beside_a_scrape_a_list_and_an_edit(node: Node) -> None:
+    """Each of them gives way after every few agents, so the steps of a call come between theirs."""
+    done = asyncio.Event()
+
+    async def call() -> int:
+        answered = 0
+        while not done.is_set():
+            assert (await node.ask("agent-00042", "echo", "hello"))["ok"]
+            answered += 1
+        return answered
+
+    with counting_steps() as steps:
+        caller = asyncio.ensure_future(call())
+        await asyncio.gather(scrape(node), list_all(node), register(node))
+        done.set()
+        answered = await caller
+    assert steps.longest <= MAX_LINES, steps.explanation
+    assert answered >= 5
