@@ -49,7 +49,9 @@ class RuntimeFactory:
         on_identified: OnIdentified,
         logins: LoginTokens,
     ) -> None:
-        self.loading = RuntimeLoader(infer_runtime_kind, plugins.load_runtime)
+        self.loading = RuntimeLoader(
+            infer_runtime_kind, plugins.load_runtime, frozenset(plugins.list_builtin_kinds("runtimes"))
+        )
         self._kinds = kinds
         self._context = context
         self._reach = reach

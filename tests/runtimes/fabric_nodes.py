@@ -32,10 +32,16 @@ async def listed(node: Node, agent_id: str, status: str | None = "online") -> di
 
 
 class Line:
-    """A TCP relay to a node. Cut, it refuses connections and drops those that it has."""
+    """A TCP relay to a node. Cut, it refuses connections and drops those that it has.
+
+    A line to port 0 accepts connections and keeps them waiting until it leads to a node.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
+        self._leads = asyncio.Event()
+        if port:
+            self._leads.set()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self.asked = bytearray()  # all that went to the node
@@ -43,6 +49,7 @@ class Line:
 
     def lead_to(self, port: int) -> None:
         self._to = port
+        self._leads.set()
 
     @property
     def url(self) -> str:
@@ -72,8 +79,9 @@ class Line:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            await self._leads.wait()
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        except OSError:  # it leads nowhere yet
+        except (OSError, asyncio.CancelledError):  # the node is gone, or the line is cut
             writer.transport.abort()
             return
         try:

@@ -71,6 +71,18 @@ async def test_while_one_runtime_is_imported_the_node_answers_and_other_agents_w
         assert answers == ["worth waiting for"] * 3
 
 
+async def test_a_slow_module_of_another_package_does_not_hold_up_built_in_runtimes() -> None:
+    yard = Yard()
+    waiting = asyncio.ensure_future(yard.fleet.find_handler(agent("ann", "x", runtime="slow"))(call(), ignore_event))
+    await asyncio.to_thread(yard.begun.wait, PATIENCE)
+    async with asyncio.timeout(PATIENCE / 2):
+        await yard.fleet.find_handler(agent("bob", "x", runtime="quick"))(call(), ignore_event)
+    assert not waiting.done()
+    yard.gate.set()
+    await waiting
+    assert yard.loaded == ["slow", "quick"]
+
+
 class Yard:
     """A fleet whose runtimes are there when the gate is open."""
 
@@ -81,7 +93,7 @@ class Yard:
         self._error = error
         self.fleet = RuntimePool(
             ScriptedRuntime,
-            loader=RuntimeLoader(lambda manifest: manifest.runtime or "quick", self._load),
+            loader=RuntimeLoader(lambda manifest: manifest.runtime or "quick", self._load, {"quick"}),
             breaker=BreakerPolicy(),
             calls_per_agent=10,
             drain_timeout=1.0,

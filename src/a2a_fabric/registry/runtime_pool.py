@@ -2,13 +2,13 @@
 
 When an agent changes or leaves, its old runtime finishes its calls and is then closed.
 If a runtime cannot be built, its agent is offline with the reason; others are unaffected.
-Modules that a runtime needs are imported in a thread, one at a time, while the first call waits."""
+Modules that a runtime needs are imported in a thread while the first call waits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from a2a_fabric.core.agent import Manifest
@@ -37,14 +37,26 @@ _LOAD_TIMEOUT = 60.0
 
 
 class RuntimeLoader:
-    """`kind_of` names the runtime that an agent needs, `load` imports it; both may raise."""
+    """`kind_of` names the runtime that an agent needs, `import_kind` imports it; both may raise.
 
-    def __init__(self, kind_of: Callable[[Manifest], str], import_kind: Callable[[str], object]) -> None:
+    Built-in kinds are imported one at a time, and so are those of other packages: many libraries import in circles,
+    which two threads must not do at once. The two do not wait for each other, because nothing bounds how long the
+    module of another package takes.
+    """
+
+    def __init__(
+        self,
+        kind_of: Callable[[Manifest], str],
+        import_kind: Callable[[str], object],
+        builtin_kinds: Collection[str] = (),
+    ) -> None:
         self._kind_of = kind_of
         self._import_kind = import_kind
+        self._builtin_kinds = builtin_kinds
         self._loaded_kinds: set[str] = set()
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._lock = asyncio.Lock()
+        self._builtin_lock = asyncio.Lock()
+        self._third_party_lock = asyncio.Lock()
 
     def is_loaded_for(self, manifest: Manifest) -> bool:
         """Whether the runtime is imported. Raises the errors of `kind_of`."""
@@ -72,7 +84,7 @@ class RuntimeLoader:
 
     async def _load_in_thread(self, kind: str) -> None:
         try:
-            async with self._lock:
+            async with self._builtin_lock if kind in self._builtin_kinds else self._third_party_lock:
                 await asyncio.to_thread(self._import_kind, kind)
             self._loaded_kinds.add(kind)
         finally:
