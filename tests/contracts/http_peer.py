@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 MUCH = 48 * 1024 * 1024
 
 
@@ -51,12 +51,12 @@ class Exchange:
         await self.writer.drain()
 
     async def until_client_leaves(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await self.reader.read()
         self.peer.left.set()
 
     async def may_go_on(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await self.peer.go.acquire()
 
 
@@ -358,7 +358,7 @@ def answering_threads() -> Iterator[tuple[int, threading.Event]]:
         thread.start()
         yield listener.getsockname()[1], answered
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(PATIENCE)
+        thread.join(WAIT_TIMEOUT)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from a2a_fabric.testing import values
 from tests.fixtures.postgres import shared
 
 # Under the short names that tests know them by.
-PATIENCE = values.TIMEOUT
+WAIT_TIMEOUT = values.TIMEOUT
 CANCELLED = values.CANCELLED_OUTCOME
 new_job = values.make_new_job
 new_message = values.make_new_message

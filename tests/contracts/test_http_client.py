@@ -26,7 +26,7 @@ from a2a_fabric.outbound.port import (
     OutboundError,
     ReplyTooLarge,
 )
-from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering_threads, serving, silent
+from tests.contracts.http_peer import MUCH, WAIT_TIMEOUT, Authority, Peer, answering_threads, serving, silent
 
 MakeClient = Callable[..., HTTPClient]
 IMPLEMENTATIONS: dict[str, MakeClient] = {"outbound": OutboundClient}
@@ -65,7 +65,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-async def happens(event: asyncio.Event, within: float = PATIENCE) -> None:
+async def happens(event: asyncio.Event, within: float = WAIT_TIMEOUT) -> None:
     async with asyncio.timeout(within):
         await event.wait()
 
@@ -193,7 +193,7 @@ async def test_a_connection_that_is_just_being_closed_is_not_used_again(client: 
 
 async def _closed_at_our_end(port: int) -> None:
     """Wait until the client, too, has closed: its sockets to `port` are gone from the kernel's table."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while _has_open_socket_to(port):  # noqa: ASYNC110  the kernel has no event for it
             await asyncio.sleep(0.001)
 
@@ -395,7 +395,7 @@ async def test_the_deadline_covers_the_request_as_a_whole(client: HTTPClient, pe
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await client.request("GET", peer.url(path), timeout=SHORT, limit=LIMIT)
-    assert time.monotonic() - started < PATIENCE
+    assert time.monotonic() - started < WAIT_TIMEOUT
     await happens(peer.left)
 
 
@@ -460,7 +460,7 @@ async def test_an_early_reply_to_a_large_body_is_heard_and_the_rest_not_sent(cli
         for _ in range(2):
             reply = await client.request("POST", url, body=body, timeout=TIMEOUT, limit=LIMIT)
             assert (reply.status, reply.body) == (413, b"too much")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 await left.acquire()
 
 
@@ -659,7 +659,7 @@ def run_in_thread(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, An
 
         thread = threading.Thread(target=main)
         thread.start()
-        thread.join(2 * PATIENCE)
+        thread.join(2 * WAIT_TIMEOUT)
         assert not thread.is_alive()
         assert failures == []
 

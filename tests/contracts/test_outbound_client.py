@@ -12,7 +12,7 @@ import pytest
 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import ConnectFailed, Interrupted, ReplyTooLarge
-from tests.contracts.http_peer import PATIENCE, Peer, serving
+from tests.contracts.http_peer import WAIT_TIMEOUT, Peer, serving
 
 LIMIT = 1_000_000
 TIMEOUT = 30.0
@@ -27,7 +27,7 @@ async def peer() -> AsyncIterator[Peer]:
 async def test_idle_connections_are_closed_before_servers_do_so(peer: Peer) -> None:
     client = OutboundClient(idle_timeout=0.05)
     await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await peer.closed.wait()
     await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
     assert peer.connections == 2
@@ -49,7 +49,7 @@ async def test_nothing_is_kept_of_a_reply_that_was_too_large(peer: Peer, as_stre
         for _ in range(times):
             with pytest.raises(ReplyTooLarge):
                 await flooded()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await peer.left.wait()
         return tracemalloc.get_traced_memory()[0]
 
@@ -67,7 +67,7 @@ async def test_nothing_is_kept_of_a_reply_that_was_too_large(peer: Peer, as_stre
 async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None:
     client = OutboundClient(max_connections=1)
     slow = asyncio.create_task(client.request("GET", peer.url("/slow-head"), timeout=60, limit=LIMIT))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await peer.arrived.wait()
     waiting = asyncio.create_task(client.request("GET", peer.url("/echo"), timeout=60, limit=LIMIT))
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None
         await slow
     with pytest.raises(ConnectFailed):
         await waiting
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await peer.left.wait()
     await client.aclose()  # does nothing
 
@@ -84,7 +84,7 @@ async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None
 async def test_streams_without_a_deadline_take_no_connection_from_requests_and_end_with_the_client(peer: Peer) -> None:
     client = OutboundClient(max_connections=1)
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         client.stream("GET", peer.url("/slow-body"), timeout=inf, limit=LIMIT) as first,
         client.stream("GET", peer.url("/slow-body"), timeout=inf, limit=LIMIT) as second,
     ):

@@ -21,7 +21,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic, job_topic
 from tests.contracts.stores import (
     CANCELLED,
-    PATIENCE,
+    WAIT_TIMEOUT,
     Engine,
     begun,
     completed,
@@ -57,14 +57,14 @@ async def child(*words: str) -> AsyncIterator[Process]:
 async def said(process: Process) -> list[list[str]]:
     """Everything it says until it ends; a last line that was cut short does not count."""
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         text = (await process.stdout.read()).decode()
     return [line.split() for line in text.split("\n")[:-1]]
 
 
 async def heard(process: Process, lines: int) -> list[list[str]]:
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         return [(await process.stdout.readline()).decode().split() for _ in range(lines)]
 
 
@@ -173,7 +173,7 @@ async def test_a_reader_follows_a_log_that_another_node_writes(shared_engine: En
                     seen += [line.number for line in page.events]
                     if page.is_complete:
                         return seen
-                    assert await wake_handle.wait(PATIENCE), "nobody told of the change"
+                    assert await wake_handle.wait(WAIT_TIMEOUT), "nobody told of the change"
 
         reader = asyncio.create_task(follow())
         for number in range(1, 6):
@@ -192,7 +192,7 @@ async def test_an_agent_registered_on_one_node_is_seen_by_the_others(shared_engi
         with there.notices.watch(AGENTS_TOPIC) as wake_handle:
             assert await there.registrations.read_changes(0) == []
             await here.registrations.register(agent("percy"), "psk:alice")
-            assert await wake_handle.wait(PATIENCE)
+            assert await wake_handle.wait(WAIT_TIMEOUT)
             assert [row.agent_id for row in await there.registrations.list(RegistrationFilter())] == ["percy"]
 
 
@@ -222,7 +222,7 @@ async def test_an_inbox_filled_by_one_node_rings_on_the_others(shared_engine: En
         with there.notices.watch(inbox_topic("agent:percy")) as wake_handle:
             assert await there.messages.receive("agent:percy") == []
             await here.messages.append(new_message("percy"))
-            assert await wake_handle.wait(PATIENCE)
+            assert await wake_handle.wait(WAIT_TIMEOUT)
             assert len(await there.messages.receive("agent:percy")) == 1
 
 
@@ -231,7 +231,7 @@ async def test_a_request_to_cancel_on_one_node_rings_where_the_job_is_held(share
         job = await begun(here)
         with here.notices.watch(job_topic(job.job_id)) as wake_handle:
             await there.jobs.cancel(job.job_id, CANCELLED)
-            assert await wake_handle.wait(PATIENCE)
+            assert await wake_handle.wait(WAIT_TIMEOUT)
             [pulse] = await here.jobs.heartbeat([job.fencing_token], 60)
             assert pulse.cancel_requested
 

@@ -11,7 +11,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.result import Part, Question, Result, make_input_required
-from tests.fixtures.node import PATIENCE
+from tests.fixtures.node import WAIT_TIMEOUT
 
 _SIZE = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
 
@@ -37,7 +37,7 @@ def percy() -> Agent:
     async def wait(go_on: str) -> AsyncIterator[str]:
         """Say half, wait for the file, say the rest."""
         yield "half "
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while not Path(go_on).exists():  # noqa: ASYNC110, ASYNC240  # files send no events
                 await asyncio.sleep(0.01)
         yield "and half"

@@ -16,7 +16,7 @@ from a2a.types import SendMessageRequest, StreamResponse
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from a2a_fabric.core.propagation import new_id
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply
 from tests.fixtures.plain import TRUSTS_NO_PROXY
 
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
@@ -39,7 +39,7 @@ async def connected_to(
     base: str, binding: str, *, streaming: bool = False, polling: bool = False
 ) -> AsyncIterator[Client]:
     """A client of any agent, at a node or elsewhere."""
-    async with httpx.AsyncClient(headers=KEY, timeout=PATIENCE, verify=TRUSTS_NO_PROXY) as http:
+    async with httpx.AsyncClient(headers=KEY, timeout=WAIT_TIMEOUT, verify=TRUSTS_NO_PROXY) as http:
         card = await A2ACardResolver(http, base).get_agent_card()
         config = ClientConfig(
             httpx_client=http,
@@ -74,7 +74,7 @@ def request(said: dict[str, Any], **configuration: Any) -> SendMessageRequest:
 
 async def told(client: Client, asked: SendMessageRequest) -> list[dict[str, Any]]:
     """Everything that the client hears in answer to a message."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         return [plain(event) async for event in client.send_message(asked, context=WITH_KEY)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.fixtures.node import PATIENCE
+from tests.fixtures.node import WAIT_TIMEOUT
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Receiver:
         return web.Response()
 
     async def next(self) -> tuple[dict[str, str], dict[str, Any]]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             headers, body = await self.heard.get()
         return headers, json.loads(body)
 

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tests.fixtures.node import PATIENCE, PSK, Node
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node
 
 
 class RPCError(Exception):
@@ -39,7 +39,7 @@ class Client:
 
     async def until_over(self, task_id: str) -> dict[str, Any]:
         """As its examples wait: for a status that is a word."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while True:
                 task: dict[str, Any] = (await self.call("getTaskStatus", {"taskId": task_id}))["task"]
                 if task["status"] in ("completed", "failed", "canceled"):

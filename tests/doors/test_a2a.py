@@ -26,7 +26,7 @@ from a2a.utils.errors import (
 
 from tests.doors.a2a_agents import adder, percy
 from tests.doors.a2a_clients import BINDINGS, WITH_KEY, connected, message, plain, request, told
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 every_binding = pytest.mark.parametrize("binding", BINDINGS)
@@ -85,7 +85,7 @@ async def test_who_will_not_wait_follows_the_task_without_a_gap(node: Node, bind
         task_id = event["task"]["id"]
         assert event["task"]["status"]["state"] in ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")
         words = ""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             async for each in client.subscribe(SubscribeToTaskRequest(id=task_id), context=WITH_KEY):
                 seen = plain(each)
                 if "task" in seen:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENVIRONMENT = "google-adk"
 CLIENT = Path(__file__).parent / "adk_client.py"
 PROGRAM = Path(__file__).parents[1] / "fixtures" / "agents" / "adk_program.py"
-PATIENCE = 90.0  # for a program with a large SDK
+WAIT_TIMEOUT = 90.0  # for a program with a large SDK
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,7 +50,7 @@ async def take_turns(url: str, *texts: str) -> list[dict[str, Any]]:
     """What ADK's session has of each turn."""
     interpreter = await asyncio.to_thread(python_of, ENVIRONMENT)
     process = await asyncio.create_subprocess_exec(interpreter, str(CLIENT), url, PSK, *texts, stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()[-2000:]
     turns: list[dict[str, Any]] = json.loads(out)

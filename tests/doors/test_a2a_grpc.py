@@ -24,7 +24,7 @@ from tests.doors.a2a_agents import adder, percy
 from tests.doors.a2a_clients import message, rpc
 from tests.doors.test_a2a_fuzz import check_whole, params, words
 from tests.fixtures.fuzzing import MARKS, many
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), *MARKS]
 
@@ -76,7 +76,7 @@ async def line(node: Node) -> AsyncIterator[grpc.aio.Channel]:
 async def refusal(line: grpc.aio.Channel, method: str, request: bytes) -> grpc.aio.AioRpcError | None:
     """What the node has against it; None if it did as it was asked."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             if method in STREAMS:
                 async for _ in line.unary_stream(method)(request, metadata=METADATA):
                     pass
@@ -157,7 +157,7 @@ async def test_large_content_passes_and_too_large_is_refused(line: grpc.aio.Chan
         said.metadata["skill"] = "show"
         request = pb.SendMessageRequest(message=said, tenant="percy").SerializeToString()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 reply = pb.SendMessageResponse.FromString(await sending(request, metadata=METADATA[:1]))
         except grpc.aio.AioRpcError as error:
             code = error.code()
@@ -171,7 +171,7 @@ async def test_whole_numbers_are_whole_again_though_protos_know_none(line: grpc.
     data = [{"n": 7, "half": 1.5, "deep": [{"k": -3, "zero": 0}], "big": 2**53, "text": "7"}, 1, 0.5]
     said = message({"data": data}, skill="show", contextId="numbers")
     request = ParseDict({"message": said, "tenant": "percy"}, pb.SendMessageRequest())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         sent = await line.unary_unary(f"{NEW}/SendMessage")(request.SerializeToString(), metadata=METADATA[:1])
     task = pb.SendMessageResponse.FromString(sent).task
     got = (await rpc(node, "GetTask", {"id": task.id}))["result"]

@@ -19,7 +19,7 @@ from google.protobuf.json_format import ParseDict
 from tests.doors.a2a_clients import rpc
 from tests.doors.test_a2a_slow_readers import WORD, Chatter, all_done, asking, over_rpc, said
 from tests.doors.test_slow_readers import memory
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 
 METADATA = (("authorization", f"Bearer {PSK}"), ("x-a2a-agent", "chatter"))
 
@@ -59,7 +59,7 @@ def sending_as_0_3(words: int) -> old_pb.SendMessageRequest:
 
 async def words_of(stream: AsyncIterator[StreamResponse]) -> str:
     words: list[str] = []
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         async for event in stream:
             if event.HasField("artifact_update"):
                 words += [part.text for part in event.artifact_update.artifact.parts]
@@ -68,7 +68,7 @@ async def words_of(stream: AsyncIterator[StreamResponse]) -> str:
 
 async def begun(*streams: Any) -> None:
     """Each has an answer under way, of which nothing is read."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         for each in streams:
             await each.initial_metadata()
 
@@ -104,7 +104,7 @@ async def test_of_a_task_that_has_said_much_they_hold_next_to_nothing(tmp_path: 
 
 async def heard_once_there_is_room(channel: grpc.aio.Channel) -> str:
     """By another caller, which is told that there is none until then."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             told = stub(channel).SendStreamingMessage(sending(1), metadata=METADATA)
             with suppress(grpc.aio.AioRpcError):
@@ -127,7 +127,7 @@ async def test_and_so_is_one_over_http(tmp_path: Path) -> None:
     async with (
         chatting(tmp_path, max_streams=1, read_seconds=0.5) as (node, _, channel),
         node.raw(idle) as (reader, _),
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
     ):
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert (await heard_once_there_is_room(channel)).endswith("done")

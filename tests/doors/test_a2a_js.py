@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PACKAGE = "@a2a-js/sdk@1.3.0"
 PROGRAM = Path(__file__).parent / "a2a_client.mjs"
-PATIENCE = 90.0
+WAIT_TIMEOUT = 90.0
 SUBMITTED, WORKING, COMPLETED, CANCELED, INPUT_REQUIRED = 1, 2, 3, 5, 6
 
 
@@ -45,7 +45,7 @@ async def npm() -> Npm:
 async def seen_by(npm: Npm, node: Node, binding: str) -> dict[str, Any]:
     arguments = [str(PROGRAM), str(HOMES / "a2a-js"), f"{node.url}/agents/percy", PSK, binding]
     process = await asyncio.create_subprocess_exec(npm.node, *arguments, stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()[-2000:]
     seen: dict[str, Any] = json.loads(out)

@@ -8,7 +8,7 @@ from pathlib import Path
 from a2a_fabric.agent import Agent
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import message
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 
 FROM_OUTSIDE = {"Host": "fabric.example"}
 
@@ -56,7 +56,7 @@ async def test_a_quiet_stream_is_kept_open_by_comments(tmp_path: Path) -> None:
     body = {"message": message({"data": {"go_on": str(go_on)}}, skill="wait")}
     async with (
         running(percy(), config={"doors": [{"kind": "a2a", "keep_alive": 0.05}]}) as node,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         node.client.post(f"{node.url}/agents/percy/message:stream", json=body, headers=headers) as response,
     ):
         lines: list[bytes] = []

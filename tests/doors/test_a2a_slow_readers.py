@@ -20,7 +20,7 @@ from a2a_fabric.core.job import JobFilter
 from a2a_fabric.core.result import token
 from tests.doors.a2a_clients import frames, message, rpc
 from tests.doors.test_slow_readers import memory
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 
 PLACE = "/agents/chatter"
 WORD = "x" * 4000
@@ -82,7 +82,7 @@ async def not_reading(node: Node, *requests: bytes) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for each in requests:
             reader, _ = await stack.enter_async_context(node.raw(each))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         yield
 
@@ -110,11 +110,11 @@ async def all_done(node: Node, count: int) -> None:
 async def reading(node: Node, request: bytes) -> AsyncIterator[Callable[[], Awaitable[str]]]:
     """The words of the answer, as a client puts them together that reads to the end."""
     async with node.raw(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)) as (reader, _):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert b"200" in await reader.readuntil(b"\r\n\r\n")
 
         async def words() -> str:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 return put_together(frames(_dechunked(await reader.read())))
 
         yield words

@@ -24,7 +24,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from tests.doors.a2a_clients import BINDINGS, WITH_KEY, connected, message, plain, request, told
 from tests.fixtures.agents.a2a_tck_agent import tck_agent
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 every_binding = pytest.mark.parametrize("binding", BINDINGS)
@@ -116,7 +116,7 @@ async def test_3_1_6_subscribers_see_the_task_first_and_all_see_the_same(node: N
                 begun[number].set()
             return seen
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             following = [asyncio.ensure_future(follow(number)) for number in range(2)]
             await asyncio.gather(*(each.wait() for each in begun))
             await told(plainly, request(named("complete-task", taskId=task["id"])))

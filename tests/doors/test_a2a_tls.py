@@ -26,7 +26,7 @@ from a2a_fabric.doors.a2a.grpc import load_credentials
 from a2a_fabric.doors.context import TLSFiles
 from tests.doors.a2a_agents import adder
 from tests.fixtures.certificates import Authority
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.marks import requirement
 
 ASKED = GetExtendedAgentCardRequest(tenant="adder")
@@ -42,7 +42,7 @@ async def place(node: Node) -> str:
 
 async def name_on_card(channel: grpc.aio.Channel) -> str:
     stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         return str((await stub.GetExtendedAgentCard(ASKED, metadata=METADATA)).name)
 
 

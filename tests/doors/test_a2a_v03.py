@@ -25,7 +25,7 @@ from tests.fixtures.node import PSK, Node, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROGRAM = Path(__file__).parent / "a2a_v03_client.py"
-PATIENCE = 90.0  # for a program with a large SDK
+WAIT_TIMEOUT = 90.0  # for a program with a large SDK
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +42,7 @@ async def seen_by_old_client(node: Node, transport: str) -> dict[str, Any]:
         pytest.skip(f"the environment of the SDK 0.3 cannot be made: {exc}")
     arguments = [str(PROGRAM), f"{node.url}/agents/percy", PSK, transport]
     process = await asyncio.create_subprocess_exec(interpreter, *arguments, stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()[-2000:]
     seen: dict[str, Any] = json.loads(out)

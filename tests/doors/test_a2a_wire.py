@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from a2a_fabric.demo.percy import percy as demo_percy
 from tests.doors.a2a_agents import adder, percy
 from tests.doors.a2a_clients import KEY, frames, message, raw, rpc
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -419,7 +419,7 @@ async def test_quick_answers_may_be_messages_without_a_task(tasks: str, tmp_path
         if tasks == "auto":
             await eventually(lambda: _has_tasks(node))
         go_on.touch()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             slow = (await waiting)["result"]
         assert ("task" in slow) == (tasks == "auto")
 

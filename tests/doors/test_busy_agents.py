@@ -19,7 +19,7 @@ from a2a_fabric.client import FabricClient
 from tests.doors.a2a_clients import message, rpc
 from tests.doors.test_health_evidence import changes, has_status, listed
 from tests.fixtures.mcp_client import client, words
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
@@ -37,7 +37,7 @@ async def busy_percy(**config: Any) -> AsyncIterator[tuple[Node, Percy]]:
     async with running(percy.agent, config={**ONE_AT_A_TIME, **config}) as node:
         await has_status(node, "online")
         held = asyncio.ensure_future(node.ask("percy", "hold"))
-        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         yield node, percy
         percy.may_go_on.set()
         assert (await held)["ok"]
@@ -66,7 +66,7 @@ async def test_the_python_client_knows_a_busy_agent_and_waits_for_it() -> None:
 
         await eventually(was_refused)
         percy.may_go_on.set()
-        assert (await asyncio.wait_for(call, PATIENCE)).data["answer"] == "go"
+        assert (await asyncio.wait_for(call, WAIT_TIMEOUT)).data["answer"] == "go"
 
 
 async def test_a_model_reads_that_the_agent_is_busy() -> None:
@@ -87,7 +87,7 @@ async def test_a_task_for_a_busy_agent_waits_until_it_is_free() -> None:
 
         await eventually(was_refused)
         percy.may_go_on.set()
-        reply = await asyncio.wait_for(task, PATIENCE)
+        reply = await asyncio.wait_for(task, WAIT_TIMEOUT)
         assert reply["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
@@ -96,7 +96,7 @@ async def test_a_declared_fallback_answers_for_a_busy_agent_and_says_so() -> Non
     percy, other = Percy(fallbacks=["other"]), Percy("other")
     async with running(percy.agent, other.agent, config=ONE_AT_A_TIME) as node:
         held = asyncio.ensure_future(node.ask("percy", "hold"))
-        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         reply = await node.ask("percy", "reason")
         assert (reply["fallback"]["used"], reply["fallback"]["reason"]) == ("other", "busy")
         percy.may_go_on.set()
@@ -116,7 +116,7 @@ async def test_a_program_with_all_the_calls_it_takes_is_busy_and_online() -> Non
         async with node.stream("fabric.call", given) as events:
             reading = aiter(events)
             for _ in range(2):
-                await asyncio.wait_for(anext(reading), PATIENCE)
+                await asyncio.wait_for(anext(reading), WAIT_TIMEOUT)
             for _ in range(5):
                 reply = await node.ask("percy", "echo")
                 assert (reply["error_code"], reply["error_details"]["reason"]) == ("RATE_LIMITED", "busy")
@@ -143,7 +143,7 @@ async def test_what_the_node_itself_asks_a_program_takes_no_callers_place(tmp_pa
         "endpoint": {"command": [sys.executable, "-c", SILENT_ABOUT_HEALTH, str(note)], "max_pending": 1},
         "capabilities": [{"name": "echo"}],
     }
-    async with running(manifests=[manifest], config={"health": {"interval": 0.02, "timeout": PATIENCE}}) as node:
+    async with running(manifests=[manifest], config={"health": {"interval": 0.02, "timeout": WAIT_TIMEOUT}}) as node:
         assert (await node.ask("percy", "echo"))["ok"]
 
         async def is_asked() -> bool:

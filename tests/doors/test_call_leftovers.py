@@ -12,7 +12,7 @@ import pytest
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import UpstreamRefused
-from tests.fixtures.node import PATIENCE, Node, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, running
 
 MARK = "a task that no other test has"
 percy = Agent("percy")
@@ -74,7 +74,7 @@ async def test_a_call_that_is_over_is_forgotten(
             await node.events(agent_id, capability, MARK, timeout_ms=50)
         else:
             await node.ask(agent_id, capability, MARK, timeout_ms=50)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while any(isinstance(found, Call) and found.input.task == MARK for found in gc.get_objects()):  # noqa: ASYNC110  # memory has no event
             await asyncio.sleep(0.01)
 

@@ -28,7 +28,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Part
 from tests.doors.test_client_wires import CONFIG, percy
-from tests.fixtures.node import PATIENCE, PSK, running, running_in_thread
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running, running_in_thread
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -75,7 +75,7 @@ async def peer(*replies: bytes | None, port: int = 0) -> AsyncIterator[Peer]:
     async with await asyncio.start_server(answering.accept, "127.0.0.1", port) as server:
         answering.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield answering
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await asyncio.gather(*answering.serving)
 
 
@@ -173,7 +173,7 @@ async def test_leaving_a_stream_cancels_the_agents_work() -> None:
             if event.kind == "token":
                 break
         await events.aclose()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await percy.cancelled.wait()
 
 
@@ -342,5 +342,5 @@ def test_the_sync_client_speaks_both_too() -> None:
         sent = fabric.messages.send("percy", "hello", capability="shout")
         assert fabric.messages.reply(sent["id"])["metadata"]["in_reply_to"] == sent["id"]
         task = fabric.tasks.create("percy", {"text": "b"}, capability="shout")
-        assert fabric.tasks.result(task["id"], PATIENCE)["output"] == {"answer": "B"}
+        assert fabric.tasks.result(task["id"], WAIT_TIMEOUT)["output"] == {"answer": "B"}
         assert fabric.tasks.list(limit=3)

@@ -16,7 +16,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentNotFound, AuthInvalid, BadInput, CallTimeout, FabricError, JobNotFound
 from a2a_fabric.core.result import Question, Result, make_input_required
 from tests.fixtures.agents.rpc import RPCAgent
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -72,7 +72,7 @@ async def test_the_directory_registers_finds_and_gives_tasks(fabric: FabricClien
         assert (await directory.unregister("parrot"))["status"] == "unregistered"
     with pytest.raises(FabricError, match="parrot"):
         await directory.agent("parrot")
-    task = await directory.task("shout", {"text": "hello"}, task_id="t-1", timeout=PATIENCE)
+    task = await directory.task("shout", {"text": "hello"}, task_id="t-1", timeout=WAIT_TIMEOUT)
     assert (task["taskId"], task["status"], task["output"]) == ("t-1", "completed", {"answer": "HELLO"})
     assert (await directory.status("t-1"))["status"] == "completed"
 
@@ -96,7 +96,7 @@ async def test_the_directory_streams_cancels_and_tells_of_changes(fabric: Fabric
     started = await directory.task("sleep", {}, agent_id="percy", task_id="t-long", **{"async": True})
     assert started["status"] in ("queued", "running")
     await directory.cancel("t-long")
-    await asyncio.wait_for(listener, PATIENCE)
+    await asyncio.wait_for(listener, WAIT_TIMEOUT)
     assert heard[-1]["taskId"] == "t-long"
     with pytest.raises(FabricError) as unknown:
         await directory.task("no-such-action", {})
@@ -106,7 +106,7 @@ async def test_the_directory_streams_cancels_and_tells_of_changes(fabric: Fabric
 @requirement("004-32")
 async def test_messages_are_sent_answered_and_listed_by_conversation(fabric: FabricClient) -> None:
     sent = await fabric.messages.send("percy", "hello", conversation_id="talk-1", capability="shout")
-    reply = await fabric.messages.reply(sent["id"], wait=PATIENCE)
+    reply = await fabric.messages.reply(sent["id"], wait=WAIT_TIMEOUT)
     assert reply["metadata"]["in_reply_to"] == sent["id"]
     assert (await fabric.messages.get(sent["id"]))["metadata"]["delivery"]["status"] == "delivered"
     listed = await fabric.messages.conversation("talk-1")
@@ -126,21 +126,21 @@ async def test_messages_are_sent_answered_and_listed_by_conversation(fabric: Fab
 async def test_tasks_are_created_followed_answered_and_cancelled(fabric: FabricClient) -> None:
     tasks = fabric.tasks
     task = await tasks.create("percy", {"text": "hello"}, capability="shout")
-    assert (await tasks.result(task["id"], PATIENCE))["output"] == {"answer": "HELLO"}
+    assert (await tasks.result(task["id"], WAIT_TIMEOUT))["output"] == {"answer": "HELLO"}
     assert (await tasks.get(task["id"]))["status"] == "completed"
     assert task["id"] in [each["id"] for each in await tasks.list(agent_id="percy", limit=5)]
     numbers = [event.get("number", 0) async for event in tasks.events(task["id"])]
     assert numbers[:-1] == sorted(numbers[:-1])
     asking = await tasks.create("percy", {}, capability="greet")
-    asked = await tasks.result(asking["id"], PATIENCE)
+    asked = await tasks.result(asking["id"], WAIT_TIMEOUT)
     assert "name" in asked["metadata"]["input_required"]["questions"]
     await tasks.answer(asking["id"], {"name": {"content": "Ann"}})
-    assert (await tasks.result(asking["id"], PATIENCE))["output"] == {"answer": "Hello, Ann"}
+    assert (await tasks.result(asking["id"], WAIT_TIMEOUT))["output"] == {"answer": "Hello, Ann"}
     long = await tasks.create("percy", {}, capability="sleep")
     with pytest.raises(CallTimeout):
         await tasks.result(long["id"], 0.2)
     assert (await tasks.cancel(long["id"]))["id"] == long["id"]
-    assert (await tasks.result(long["id"], PATIENCE))["status"] == "cancelled"
+    assert (await tasks.result(long["id"], WAIT_TIMEOUT))["status"] == "cancelled"
     with pytest.raises(JobNotFound):
         await tasks.get("no-such-task")
 

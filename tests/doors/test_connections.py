@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 
 QUICK = {"limits": {"request_seconds": 0.5}}
@@ -28,7 +28,7 @@ async def node() -> AsyncIterator[Node]:
 
 async def everything(node: Node, data: bytes) -> bytes:
     """What the node says until it closes the connection."""
-    async with asyncio.timeout(PATIENCE), node.raw(data) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(data) as (reader, _):
         return await reader.read()
 
 
@@ -59,7 +59,7 @@ async def test_a_connection_that_sends_no_whole_request_is_closed_soon(ahead: by
 async def test_a_connection_that_had_an_answer_is_kept_for_longer() -> None:
     async with running(Percy().agent, config=QUICK) as node:
         page = head("/health", "Host: x", verb="GET")
-        async with asyncio.timeout(PATIENCE), node.raw(page) as (reader, writer):
+        async with asyncio.timeout(WAIT_TIMEOUT), node.raw(page) as (reader, writer):
             await reader.readuntil(b"}}")
             async with node.raw(b"") as (other, _):
                 await other.read()  # until the node has closed one that said nothing
@@ -72,7 +72,7 @@ async def test_health_and_readiness_are_answered_when_the_node_is_full() -> None
         asked = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         for _ in range(3):  # those that have had an answer are kept alive, and make no room
             reader, _ = await stack.enter_async_context(node.raw(asked))
-            await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE)
+            await asyncio.wait_for(reader.readuntil(b"}"), WAIT_TIMEOUT)
         for _ in range(200):  # more than the limit and its reserve
             await stack.enter_async_context(node.raw(b""))
         for path, status in (("/health", 200), ("/readyz", 200), ("/mcp/list_agents", 503), ("/", 503)):
@@ -107,7 +107,7 @@ async def test_health_and_readiness_are_answered_when_all_calls_are_taken() -> N
     config = {"limits": {"concurrent_calls": 4}}
     async with running(percy.agent, config=config) as node:
         calls = [asyncio.ensure_future(node.ask("percy", "wait")) for _ in range(12)]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await percy.started.wait()
         for path in ("/health", "/readyz"):
             assert (await node.send("GET", path, token=None)).status == 200
@@ -202,7 +202,7 @@ async def test_a_connection_leaves_no_circle_behind(
     gc.collect()
     for _ in range(30):
         await everything(node, asked + b"{}")
-    async with asyncio.timeout(PATIENCE), node.raw(asked * 20) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(asked * 20) as (reader, _):
         await reader.read(100)  # and leaves, while others wait for their turn
     await everything(node, asked + b"{}")
     assert gc.collect() < 32 * 14 + 50
@@ -216,7 +216,7 @@ async def test_requests_in_any_number_of_pieces_are_answered_in_order(node: Node
     data = (call + page * 3) * 12
     for size in (len(data), 4096, 5000, 333):
         answers: list[str] = []
-        async with asyncio.timeout(PATIENCE), node.raw(b"") as (reader, writer):
+        async with asyncio.timeout(WAIT_TIMEOUT), node.raw(b"") as (reader, writer):
             reading = asyncio.ensure_future(read_all(reader, 48, answers))
             for at in range(0, len(data), size):
                 writer.write(data[at : at + size])
@@ -245,7 +245,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_call_is_over() -> 
         body = b'{"name":"fabric.call","arguments":{"agent_id":"talker","capability":"talk","task":"x"}}'
         for path in ("/mcp/call", "/mcp/call?"):  # the lean way and the long one
             call = head(path, "Host: x", f"Authorization: Bearer {PSK}", f"Content-Length: {len(body)}") + body
-            async with asyncio.timeout(PATIENCE), node.raw(call) as (reader, writer):
+            async with asyncio.timeout(WAIT_TIMEOUT), node.raw(call) as (reader, writer):
                 transport: Any = writer.transport
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
                 transport.pause_reading()

@@ -17,7 +17,7 @@ from a2a_fabric.core.propagation import DELEGATION_HEADER, DELEGATION_META_KEY, 
 from tests.doors.a2a_clients import message
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.mcp_servers.serving import EVERYDAY
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.runtimes.fabric_nodes import QUIET
@@ -146,7 +146,7 @@ async def by_a2a_grpc(node: Node, chain: Chain) -> str:
         )
         try:
             request = ParseDict({"message": _message(given)}, pb.SendMessageRequest())
-            return json.dumps(MessageToDict(await send(request, metadata=metadata, timeout=PATIENCE)))
+            return json.dumps(MessageToDict(await send(request, metadata=metadata, timeout=WAIT_TIMEOUT)))
         except grpc.aio.AioRpcError as error:
             return f"{error.code()}: {error.details()}"
 
@@ -230,7 +230,7 @@ def as_sent(chain: list[str], place: str) -> Chain:
 @pytest.mark.parametrize(("door", "place"), WAYS)
 async def test_the_chain_is_read_and_goes_on_to_the_agent(door: str, place: str) -> None:
     percy = Percy()
-    async with running(percy.agent, config=HOME) as node, asyncio.timeout(PATIENCE):
+    async with running(percy.agent, config=HOME) as node, asyncio.timeout(WAIT_TIMEOUT):
         told = await BY_HEADER[door](node, as_sent(["afar", OTHER], place))
         assert percy.calls, told
         assert percy.calls[-1].delegation_chain == ("afar", OTHER, ME)
@@ -240,7 +240,7 @@ async def test_the_chain_is_read_and_goes_on_to_the_agent(door: str, place: str)
 @pytest.mark.parametrize(("door", "place"), WAYS)
 async def test_a_call_that_comes_back_for_the_same_agent_is_refused(door: str, place: str) -> None:
     percy = Percy()
-    async with running(percy.agent, config=HOME) as node, asyncio.timeout(PATIENCE):
+    async with running(percy.agent, config=HOME) as node, asyncio.timeout(WAIT_TIMEOUT):
         for chain in ([ME], [ME, OTHER], ["home", "afar"]):
             told = await BY_HEADER[door](node, as_sent(chain, place))
             assert "already" in told, told
@@ -250,7 +250,7 @@ async def test_a_call_that_comes_back_for_the_same_agent_is_refused(door: str, p
 @pytest.mark.parametrize(("door", "place"), WAYS)
 async def test_what_is_no_chain_is_bad_input(door: str, place: str) -> None:
     percy = Percy()
-    async with running(percy.agent, config=HOME) as node, asyncio.timeout(PATIENCE):
+    async with running(percy.agent, config=HOME) as node, asyncio.timeout(WAIT_TIMEOUT):
         for chain in (["x" * 300], ["n"] * 65):
             told = await BY_HEADER[door](node, as_sent(chain, place))
             assert "chain" in told, told
@@ -280,6 +280,6 @@ async def test_an_invented_chain_costs_its_author_a_call_and_other_callers_nothi
 async def test_what_goes_through_to_a_program_brings_its_chain(ask: Ask) -> None:
     """The program's tool tells what `_meta` held; the caller's own chain is longer by the node's entry."""
     manifest = {"agent_id": "tools", "runtime": "mcp", "endpoint": {"command": EVERYDAY}}
-    async with running(manifests=[manifest], config=HOME) as node, asyncio.timeout(PATIENCE):
+    async with running(manifests=[manifest], config=HOME) as node, asyncio.timeout(WAIT_TIMEOUT):
         told = await ask(node, ["afar"])
         assert f'"chain":["afar","{make_chain_entry("home", "tools")}"]' in told.replace(" ", ""), told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.runtimes.fabric_nodes import QUIET, Line
 
 KEY = {"authorization": f"Bearer {PSK}"}
@@ -94,7 +94,7 @@ def times_asked_by_grpc(node: Node) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_leads_back_to_its_node_is_refused_at_the_first_return(kind: str) -> None:
-    async with node_behind_a_line(kind) as (node, line), asyncio.timeout(PATIENCE):
+    async with node_behind_a_line(kind) as (node, line), asyncio.timeout(WAIT_TIMEOUT):
         name = "self_echo" if kind.endswith("/mcp") else "echo"
         envelope = await node.ask("self", name, MARKER)
         assert not envelope["ok"]
@@ -104,7 +104,7 @@ async def test_an_agent_that_leads_back_to_its_node_is_refused_at_the_first_retu
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "a2a grpc" and "/mcp" not in kind])
 async def test_two_nodes_that_lead_to_one_another_are_passed_once_each(kind: str) -> None:
-    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
+    async with AsyncExitStack() as stack, asyncio.timeout(WAIT_TIMEOUT):
         lines = [Line(0), Line(0)]
         for line in lines:
             stack.push_async_callback(line.cut)

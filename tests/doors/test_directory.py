@@ -28,7 +28,7 @@ from tests.doors.directory_clients import (
 )
 from tests.fixtures.agents.rpc import RPCAgent
 from tests.fixtures.mcp_client import client as mcp_client
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -271,7 +271,7 @@ async def test_an_id_may_hold_anything(node: Node, agent: tuple[Any, str], agent
 async def raw_get(node: Node, path: str) -> str:
     """No client library between, which would encode once more or less."""
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {BOB}\r\nConnection: close\r\n\r\n"
-    async with asyncio.timeout(PATIENCE), node.raw(head.encode()) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(head.encode()) as (reader, _):
         return (await reader.read()).decode()
 
 

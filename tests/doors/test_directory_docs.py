@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 from tests.fixtures.pages import HERE, ROOT, dialogue, needs_curl, page, typed
 from tests.marks import requirement
 
@@ -27,7 +27,7 @@ async def parrot() -> AsyncIterator[str]:
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             said = (await process.stdout.readline()).decode()
         yield said.strip().removeprefix("parrot listens on ")
     finally:

@@ -14,7 +14,7 @@ from a2a_fabric.agent import Agent
 from tests.doors.directory_clients import ENTRY, exactly, post, rpc
 from tests.doors.test_directory_tasks import frames
 from tests.fixtures.agents.rpc import RPCAgent
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -60,7 +60,7 @@ async def subscribed(
     """What comes after the answer that one is subscribed."""
     wanted = {"Authorization": f"Bearer {token}", **(headers or {})}
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         node.client.post(f"{node.url}/a2a", json=rpc("a2a/events", params, "sub"), headers=wanted) as response,
     ):
         coming = frames(response.content)
@@ -187,7 +187,7 @@ async def test_a_browser_subscribes_by_a_get(node: Node, url: str) -> None:
     given = entry(url, "by-get")
     headers = {"Authorization": f"Bearer {PSK}"}
     address = f"{node.url}/a2a/events?types=agent.registered,task&capabilities=by-get"
-    async with asyncio.timeout(PATIENCE), node.client.get(address, headers=headers) as response:
+    async with asyncio.timeout(WAIT_TIMEOUT), node.client.get(address, headers=headers) as response:
         coming = frames(response.content)
         assert (await anext(coming))["data"] == {"status": "subscribed"}
         await call(node, "a2a/register", given)

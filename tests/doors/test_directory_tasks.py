@@ -17,7 +17,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.result import Part
 from tests.doors.directory_clients import OUTCOME, exactly, post, rpc
 from tests.fixtures.agents.rpc import RPCAgent
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import NOWHERE, listening
 
@@ -149,7 +149,7 @@ async def streaming(node: Node, params: Any, **headers: str) -> AsyncIterator[As
     wanted = {"Authorization": f"Bearer {PSK}", **headers}
     body = rpc("a2a/stream", params, "stream-1")
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         node.client.post(f"{node.url}/a2a", json=body, headers=wanted) as response,
     ):
         assert response.headers["content-type"].startswith("text/event-stream"), await response.read()
@@ -261,7 +261,7 @@ async def test_each_way_to_end_has_its_status(node: Node, worker: Worker) -> Non
 async def test_the_same_id_for_the_same_again_is_one_task(node: Node, worker: Worker) -> None:
     params = task("wait", {"text": "once"})
     sent = [asyncio.ensure_future(call(node, "a2a/task", params)) for _ in range(5)]
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     worker.may_go_on.set()
     replies = await asyncio.gather(*sent)
     assert {json.dumps(reply) for reply in replies} == {json.dumps(replies[0])}
@@ -303,7 +303,7 @@ async def test_ids_belong_to_their_caller(node: Node, worker: Worker) -> None:
 async def test_a_task_outlives_the_connection_of_who_sent_it(node: Node, worker: Worker) -> None:
     params = task("wait", {"text": "later"})
     sent = asyncio.ensure_future(call(node, "a2a/task", params))
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     sent.cancel()
     await asyncio.wait({sent})
     worker.may_go_on.set()
@@ -327,7 +327,7 @@ async def test_a_task_outlives_the_node(tmp_path: Path) -> None:
 async def test_tasks_of_this_door_are_jobs_of_every_door(node: Node, worker: Worker) -> None:
     started = await node.ask("worker", "wait", "job", **{"async": True})
     job_id = started["result"]["job_id"]
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     assert (await call(node, "a2a/status", {"taskId": job_id}))["result"]["status"] == "running"
     assert (await call(node, "a2a/cancel", {"taskId": job_id}))["result"]["status"] == "cancelled"
     listed = (await node.operation("fabric.job.list"))["result"]["jobs"]
@@ -359,7 +359,7 @@ async def test_calls_beyond_the_limit_are_told_to_wait() -> None:
 async def test_cancelling_stops_the_agent_and_who_waits_is_told(node: Node, worker: Worker) -> None:
     params = task("wait")
     sent = asyncio.ensure_future(call(node, "a2a/task", params))
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     cancelled = await call(node, "a2a/cancel", {"taskId": params["taskId"]})
     expected = {"taskId": params["taskId"], "status": "cancelled", "output": {}}
     assert cancelled["result"] == expected
@@ -392,7 +392,7 @@ async def test_cancelling_reaches_an_agent_of_the_same_document(node: Node, tmp_
 
         await eventually(asleep)
         assert (await call(node, "a2a/cancel", {"taskId": params["taskId"]}))["result"]["status"] == "cancelled"
-        await asyncio.wait_for(agent.cancelled.wait(), PATIENCE)
+        await asyncio.wait_for(agent.cancelled.wait(), WAIT_TIMEOUT)
         assert [request["method"] for request in agent.requests] == ["a2a/task", "a2a/cancel"]
 
 
@@ -457,7 +457,7 @@ async def test_a_quiet_stream_is_kept_open_by_comments() -> None:
         headers = {"Authorization": f"Bearer {PSK}"}
         body = rpc("a2a/stream", task("wait"))
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(WAIT_TIMEOUT),
             node.client.post(f"{node.url}/a2a", json=body, headers=headers) as response,
         ):
             async for line in response.content:
@@ -547,7 +547,7 @@ async def test_one_deadline_stands_over_all_hops(node: Node, worker: Worker) -> 
 async def test_cancelling_a_chain_ends_the_hop_under_way_and_begins_no_other(node: Node, worker: Worker) -> None:
     params = {**chain("wait", "shout", text="x"), "async": True}
     await call(node, "a2a/task", params)
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     assert (await call(node, "a2a/cancel", {"taskId": params["taskId"]}))["result"]["status"] == "cancelled"
     assert (await call(node, "a2a/status", {"taskId": params["taskId"]}))["result"]["status"] == "cancelled"
     assert worker.runs == ["x"]
@@ -573,7 +573,7 @@ async def test_a_stream_of_a_chain_tells_of_all_hops_and_goes_on_after_any_numbe
 async def test_a_chain_goes_on_by_itself_when_its_sender_has_left(node: Node, worker: Worker) -> None:
     params = chain("wait", {"action": "shout", "input": {"text": "second"}}, text="first")
     sent = asyncio.ensure_future(call(node, "a2a/task", params))
-    await asyncio.wait_for(worker.began.wait(), PATIENCE)
+    await asyncio.wait_for(worker.began.wait(), WAIT_TIMEOUT)
     sent.cancel()
     await asyncio.wait({sent})
     worker.may_go_on.set()

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from tests.doors.directory_clients import rpc
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply, eventually, running
 from tests.marks import requirement
 
 CONFIG: dict[str, Any] = {
@@ -188,7 +188,7 @@ async def test_a_notification_is_done_and_not_answered(node: Node) -> None:
 async def test_the_connection_is_still_good_after_a_reply_without_a_body(node: Node) -> None:
     notice = b'{"jsonrpc":"2.0","method":"a2a/discover"}'
     head = f"POST /a2a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {PSK}\r\nContent-Length: {len(notice)}\r\n\r\n"
-    async with asyncio.timeout(PATIENCE), node.raw(head.encode() + notice) as (reader, writer):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(head.encode() + notice) as (reader, writer):
         first = await reader.readuntil(b"\r\n\r\n")
         assert first.startswith(b"HTTP/1.1 204 ")
         assert b"transfer-encoding" not in first.lower()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running, tasks_are_down_to
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents
 
@@ -70,7 +70,7 @@ async def leave_when(port: int, data: bytes, started: asyncio.Event) -> None:
     """Ask, wait until the agent works, hang up."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
-    await within(started, PATIENCE)
+    await within(started, WAIT_TIMEOUT)
     writer.transport.abort()
 
 
@@ -95,7 +95,7 @@ async def test_leaving_hangs_up_on_an_http_agent(node: Node, wild: Agents, agent
     if agent_id == "hang_in_stream":
         await reader.readuntil(b"and then")
     else:
-        await within(wild.arrived, PATIENCE)
+        await within(wild.arrived, WAIT_TIMEOUT)
     writer.transport.abort()
     await within(wild.left)
 
@@ -185,6 +185,6 @@ async def test_by_hand_a_whole_call_is_answered(node: Node) -> None:
     hand = Hand(request("percy", "reason", stream=False).partition(b"\r\n\r\n")[2])
     started = time.monotonic()
     await hand.serve(node)
-    assert time.monotonic() - started < PATIENCE
+    assert time.monotonic() - started < WAIT_TIMEOUT
     assert [message["type"] for message in hand.sent] == ["http.response.start", "http.response.body"]
     assert json.loads(hand.sent[1]["body"])["result"]["answer"] == "go"

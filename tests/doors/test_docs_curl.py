@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 from tests.fixtures.pages import DOCS, HERE, ROOT, blocks, needs_curl, page, typed
 from tests.matrix.agents.listening import listening
 
@@ -67,7 +67,7 @@ async def test_the_first_agent_of_the_page_about_writing_agents_is_asked_with_cu
     process = await asyncio.create_subprocess_exec(*program, stderr=PIPE)
     try:
         assert process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             hello, url = (await process.stderr.readline()).decode().strip().rsplit(" ", 1)
         assert f"    {hello} http://" in text
         printed = await asyncio.to_thread(typed, command.replace("http://127.0.0.1:8001", url))

@@ -22,7 +22,7 @@ from a2a_fabric.identity.resolver import Credentials
 from tests.doors.a2a_agents import percy
 from tests.doors.test_json_bodies import BODIES, HEADERS
 from tests.fixtures.mcp_raw import modern
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply, eventually, running
 
 on_a_node = pytest.mark.asyncio(loop_scope="module")
 
@@ -120,7 +120,7 @@ async def test_another_content_type_is_415(node: Node, path: str) -> None:
 async def test_a_body_over_the_limit_is_413_before_it_arrives(node: Node, path: str) -> None:
     lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {PSK}", "Content-Length: 100000000"]
     lines += [f"{name}: {value}" for name, value in HEADERS.items()]
-    async with asyncio.timeout(PATIENCE), node.raw("\r\n".join([*lines, "", ""]).encode()) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw("\r\n".join([*lines, "", ""]).encode()) as (reader, _):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert head.startswith("HTTP/1.1 413 ")
     assert "x-trace-id: " in head

@@ -11,7 +11,7 @@ import pytest_asyncio
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, check_envelope, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply, check_envelope, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -92,7 +92,7 @@ async def test_a_wrong_authorization_is_not_mended_by_an_api_key(node: Node) -> 
 async def test_bytes_that_are_no_text_in_the_header_are_refused(node: Node) -> None:
     body = b'{"name": "fabric.health"}'
     head = b"POST /mcp/call HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\x80\r\nContent-Length: %d\r\n\r\n"
-    async with asyncio.timeout(PATIENCE), node.raw(head % len(body) + body) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(head % len(body) + body) as (reader, _):
         assert b" 401 " in await reader.readline()
 
 
@@ -186,7 +186,7 @@ async def test_a_busy_node_says_so() -> None:
     percy = Percy()
     async with running(percy.agent, config={"limits": {"concurrent_calls": 1}}) as node:
         held = asyncio.ensure_future(node.ask("percy", "hold"))
-        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         reply = await post(node, Authorization=f"Bearer {PSK}")
         assert (reply.status, reply.json["error_code"]) == (429, "RATE_LIMITED")
         percy.may_go_on.set()

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from a2a_fabric.doors.edge import RequestHead, read_body
 from a2a_fabric.web.server import HttpServer, bind_socket
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, check_envelope, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply, check_envelope, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -323,7 +323,7 @@ async def test_another_path_is_a_404_in_json(node: Node, path: str) -> None:
 async def test_a_body_that_is_declared_too_large_is_refused_before_it_comes(node: Node) -> None:
     lines = ["POST /mcp/call HTTP/1.1", "Host: x", f"Authorization: Bearer {PSK}", f"Content-Length: {LIMIT + 1}"]
     head = "\r\n".join([*lines, "", ""]).encode()
-    async with asyncio.timeout(PATIENCE), node.raw(head) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(head) as (reader, _):
         assert b" 413 " in await reader.readline()
     await check_alive(node)
 
@@ -333,7 +333,7 @@ async def test_a_body_that_grows_too_large_is_refused(node: Node, path: str) -> 
     method = "POST" if path == "/mcp/call" else "GET"
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {PSK}\r\n"
     chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         async with node.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 8) as (reader, _):
             assert b" 413 " in await reader.readline()
             await reader.readuntil(b"\r\n\r\n")
@@ -367,7 +367,7 @@ async def test_a_body_of_exactly_the_limit_is_taken(node: Node) -> None:
     ],
 )
 async def test_what_is_not_http_gets_a_400_in_the_envelope(node: Node, data: bytes) -> None:
-    async with asyncio.timeout(PATIENCE), node.raw(data) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(data) as (reader, _):
         answer = await reader.read()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -387,7 +387,7 @@ async def test_what_is_not_http_gets_a_400_in_the_envelope(node: Node, data: byt
 )
 async def test_a_head_that_never_ends_is_not_kept(node: Node, ahead: bytes) -> None:
     """Refused after 64 KiB, with any credentials: credentials would stand further down."""
-    async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, writer):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(ahead) as (reader, writer):
         with contextlib.suppress(ConnectionError):
             for _ in range(400):
                 writer.write(b"a" * 100_000)
@@ -426,7 +426,7 @@ async def test_requests_sent_ahead_are_answered_in_order(node: Node) -> None:
         return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
     ahead = request("first", "keep-alive") + request("second", "close")
-    async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(ahead) as (reader, _):
         answers = await reader.read()
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert answers.index(b'"first"') < answers.index(b'"second"')
@@ -434,7 +434,7 @@ async def test_requests_sent_ahead_are_answered_in_order(node: Node) -> None:
 
 async def test_a_reply_to_head_has_no_body(node: Node) -> None:
     ahead = b"HEAD /mcp/call HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, writer):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(ahead) as (reader, writer):
         assert b" 405 " in await reader.readuntil(b"\r\n\r\n")
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
@@ -445,7 +445,7 @@ async def test_an_old_client_is_answered_and_let_go(node: Node) -> None:
     for connection in ("close", "keep-alive"):
         head = f"POST /mcp/call HTTP/1.0\r\nAuthorization: Bearer {PSK}\r\nConnection: {connection}\r\n"
         ahead = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, _):
+        async with asyncio.timeout(WAIT_TIMEOUT), node.raw(ahead) as (reader, _):
             answer = await reader.read()  # to the end: the server closes
         check_envelope(json.loads(answer.partition(b"\r\n\r\n")[2]))
 
@@ -463,7 +463,7 @@ async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     try:
         writer.write(ahead)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await reader.read()
     finally:
         writer.close()
@@ -479,7 +479,7 @@ async def test_a_node_with_as_many_connections_as_it_takes_says_so_in_the_envelo
         small.raw(asked) as (other, _),
     ):
         for reader in (one, other):
-            await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE)
+            await asyncio.wait_for(reader.readuntil(b"}"), WAIT_TIMEOUT)
         for path in ("/mcp/call", "/monitoring/health"):
             reply = await small.send("POST", path, json={"name": "fabric.health", "arguments": {}})
             check_refusal(reply, 503, "RATE_LIMITED")

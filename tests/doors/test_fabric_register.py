@@ -26,7 +26,7 @@ from tests.fixtures.node import PSK, Node, check_envelope, running
 from tests.fixtures.postgres import Server
 from tests.marks import requirement
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 BOB, ORG, READER, GUEST = "the-key-of-bob", "the-key-of-carol", "the-key-of-dave", "the-key-of-a-guest"
 KEYS = [
     {"id": "bob", "key": BOB},
@@ -54,7 +54,7 @@ async def echo(agent_id: str = "echo") -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await task
         listener.close()
 
@@ -89,7 +89,7 @@ def as_clients_send_it(agent_id: str, uri: str) -> dict[str, Any]:
 
 async def until(node: Node, agent_id: str, check: Any) -> Any:
     """What `check` finds in the agent's description, None if there is no such agent."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             reply = await node.operation("fabric.agent.describe", {"agent_id": agent_id})
             if found := check(reply["result"]["agent"] if reply["ok"] else None):
@@ -98,7 +98,7 @@ async def until(node: Node, agent_id: str, check: Any) -> Any:
 
 
 async def database_is(node: Node, word: str) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while (await node.send("GET", "/monitoring/health")).json["checks"]["database"] != word:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -433,7 +433,7 @@ async def test_with_the_store_away_known_agents_are_called_and_registering_waits
             assert (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["ok"]
             await database_is(node, "down")
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 while not (await node.operation("fabric.agent.register", as_clients_send_it("late", uri)))["ok"]:
                     pass  # each takes its time
             assert (await node.ask("late", "say", "here"))["result"]["answer"] == "here"

@@ -11,7 +11,7 @@ import pytest
 import websockets
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 from tests.marks import requirement
 
 agent = Agent("percy")
@@ -53,7 +53,7 @@ def _ask(request_id: int | str, capability: str, task: str) -> str:
 async def _until_final(socket: Any, request_id: int | str | None) -> list[dict[str, Any]]:
     """The messages of one request, up to its end."""
     found = []
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             message = json.loads(await socket.recv())
             if message["id"] == request_id:
@@ -88,7 +88,7 @@ async def test_many_requests_share_a_connection_and_one_does_not_wait_for_anothe
 async def test_a_cancel_message_ends_that_request_and_the_agents_work() -> None:
     async with running(agent) as node, _connect(node.url) as socket:
         await socket.send(_ask("a", "wait", "cancelled by message"))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while json.loads(await socket.recv())["event"] != "token":
                 pass
         await socket.send(json.dumps({"id": "a", "cancel": True}))
@@ -101,10 +101,10 @@ async def test_closing_the_connection_cancels_what_runs_on_it() -> None:
     async with running(agent) as node:
         async with _connect(node.url) as socket:
             await socket.send(_ask("a", "wait", "cancelled by closing"))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 while json.loads(await socket.recv())["event"] != "token":
                     pass
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while "cancelled by closing" not in seen["cancelled"]:  # noqa: ASYNC110  # there is no event for it
                 await asyncio.sleep(0.01)
 
@@ -153,10 +153,10 @@ async def test_a_client_that_hangs_up_in_the_middle_of_an_event_cancels_its_call
     async with running(agent) as node:
         async with _connect(node.url) as socket:
             await socket.send(_ask(1, "chatter", "chattering"))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 while "word" not in await socket.recv():
                     pass
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while not seen["cancelled"]:  # noqa: ASYNC110  # the agent sends no event
                 await asyncio.sleep(0.01)
         assert (await node.ask("percy", "plan", "still here"))["ok"] is True

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, check_envelope, check_trace, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -163,12 +163,12 @@ async def test_a_stream_goes_on_with_the_callers_trace(node: Node) -> None:
 async def test_events_are_sent_when_they_happen_not_at_the_end(node: Node, percy: Percy) -> None:
     percy.cancelled.clear()
     given = {"agent_id": "percy", "capability": "wait_and_talk", "task": "go"}
-    async with asyncio.timeout(PATIENCE), node.stream("fabric.call", given) as stream:
+    async with asyncio.timeout(WAIT_TIMEOUT), node.stream("fabric.call", given) as stream:
         async for event in stream:
             if event["event"] == "token":
                 break
         assert not percy.cancelled.is_set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await percy.cancelled.wait()
 
 
@@ -203,7 +203,7 @@ async def test_a_slow_reader_holds_its_own_agent_and_no_other() -> None:
     async with running(percy.agent) as node:
         client = await slow_reader(node, "chatter")
         seen = -1
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while percy.emitted == 0 or percy.emitted != seen:  # until it stands still
                 seen = percy.emitted
                 for _ in range(5):
@@ -212,11 +212,11 @@ async def test_a_slow_reader_holds_its_own_agent_and_no_other() -> None:
         assert not percy.cancelled.is_set()
         received = 0
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while percy.emitted <= seen:  # reading lets the agent go on
                 received += len(await loop.sock_recv(client, 1 << 20))
         client.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await percy.cancelled.wait()
 
 
@@ -225,7 +225,7 @@ async def test_a_reader_that_never_reads_is_given_up_after_its_call_has_ended() 
     config = {"doors": [{"kind": "fabric", "keep_alive": 0.1}]}
     async with running(percy.agent, config=config) as node:
         client = await slow_reader(node, "chatter", timeout_ms=300)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await percy.cancelled.wait()  # by its deadline
         await none_is_open(node)
         client.close()
@@ -235,7 +235,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
     percy = Percy()
     async with running(percy.agent, config={"doors": [{"kind": "fabric", "keep_alive": 0.05}]}) as node:
         given = {"agent_id": "percy", "capability": "hold", "task": "go"}
-        async with asyncio.timeout(PATIENCE), node.stream("fabric.call", given) as stream:
+        async with asyncio.timeout(WAIT_TIMEOUT), node.stream("fabric.call", given) as stream:
             events = []
             async for event in stream:
                 events.append(event["event"])

@@ -16,7 +16,7 @@ from a2a_fabric.agent import Agent
 from tests.doors.directory_clients import rpc
 from tests.doors.test_directory_tasks import task
 from tests.fixtures.mcp_raw import modern
-from tests.fixtures.node import PATIENCE, Node, Reply, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -151,7 +151,11 @@ STREAMS: list[tuple[Open, dict[str, Any]]] = [
 async def test_a_caller_with_as_many_streams_as_it_can_open_leaves_room_for_others(
     open_: Open, config: dict[str, Any]
 ) -> None:
-    async with shared(Percy().agent, waiter(), **config) as node, AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
+    async with (
+        shared(Percy().agent, waiter(), **config) as node,
+        AsyncExitStack() as stack,
+        asyncio.timeout(WAIT_TIMEOUT),
+    ):
         replies = [await stack.enter_async_context(open_(node, GREEDY)) for _ in range(12)]
         assert [reply.status for reply in replies[:6]] == [200] * 6
         for refused in replies[6:]:
@@ -200,7 +204,7 @@ async def test_a_caller_with_as_many_jobs_as_it_can_run_leaves_room_for_others()
     async with shared(percy.agent, jobs={"concurrent": 4}) as node:
         for _ in range(12):
             assert (await submit(node, GREEDY, "hold"))["ok"] is True
-        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         for _ in range(5):
             job = (await submit(node, HONEST, "reason"))["result"]["job_id"]
             waited = await node.operation("fabric.job.result", {"job_id": job, "wait_ms": 20_000}, token=HONEST)
@@ -225,7 +229,7 @@ def blocking(free: threading.Event) -> Agent:
 
     @agent.capability
     def block(task: str) -> dict[str, Any]:
-        free.wait(PATIENCE)
+        free.wait(WAIT_TIMEOUT)
         return {}
 
     @agent.capability
@@ -240,7 +244,7 @@ async def test_a_caller_with_as_many_threads_as_it_can_hold_leaves_room_for_othe
     async with shared(blocking(free)) as node:
         held = [asyncio.ensure_future(call(node, GREEDY, "block", "blocking")) for _ in range(50)]
         try:
-            async with asyncio.timeout(PATIENCE / 2):
+            async with asyncio.timeout(WAIT_TIMEOUT / 2):
                 for _ in range(5):
                     assert (await call(node, HONEST, "quick", "blocking")).status == 200
                     pattern = {"text": "abc", "pattern": "b"}
@@ -261,7 +265,7 @@ async def test_threads_of_abandoned_calls_are_still_taken() -> None:
                     await asyncio.wait_for(
                         asyncio.gather(*(call(node, GREEDY, "block", "blocking") for _ in range(4))), 0.5
                     )
-            async with asyncio.timeout(PATIENCE / 2):
+            async with asyncio.timeout(WAIT_TIMEOUT / 2):
                 assert (await call(node, HONEST, "quick", "blocking")).status == 200
         finally:
             free.set()

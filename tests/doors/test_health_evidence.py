@@ -14,7 +14,7 @@ import pytest
 from a2a_fabric.agent import Agent
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.mcp_client import client
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -140,7 +140,7 @@ async def test_callers_who_leave_say_nothing_about_the_agent() -> None:
         for _ in range(10):
             percy.began.clear()
             call = asyncio.ensure_future(node.ask("percy", "reason"))
-            await asyncio.wait_for(percy.began.wait(), PATIENCE)
+            await asyncio.wait_for(percy.began.wait(), WAIT_TIMEOUT)
             call.cancel()
             await asyncio.wait([call])
         percy.slow = False

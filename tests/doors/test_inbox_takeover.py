@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.stores import ENGINES, SHARED
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.matrix.agents.listening import NOWHERE
 
 KEYS = [{"id": name, "key": f"the-key-of-{name}"} for name in ("alice", "mallory", "carol")]
@@ -48,7 +48,7 @@ async def inbox(node: Node, who: str, agent_id: str = "percy") -> list[Any] | No
 
 
 async def gone(node: Node, agent_id: str = "percy") -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while (await do(node, "operator", "fabric.agent.describe", agent_id=agent_id))["ok"]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -22,7 +22,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.fixtures.authority import Authority, authority
 from tests.fixtures.mcp_raw import Session, modern
-from tests.fixtures.node import PATIENCE, Node, Reply, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -277,7 +277,7 @@ async def test_the_client_of_the_sdk_gets_itself_the_missing_scope_and_repeats_t
 
             async def come_back() -> AuthorizationCodeResult:
                 url = sent_to[-1] if len(sent_to) > 1 else re.sub(r"scope=[^&]*", "scope=guests", sent_to[-1])
-                async with httpx2.AsyncClient(timeout=PATIENCE) as browser:
+                async with httpx2.AsyncClient(timeout=WAIT_TIMEOUT) as browser:
                     reply = await browser.get(url)
                 told = parse_qs(urlsplit(reply.headers["location"]).query)
                 return AuthorizationCodeResult(code=told["code"][0], state=told["state"][0])
@@ -285,8 +285,8 @@ async def test_the_client_of_the_sdk_gets_itself_the_missing_scope_and_repeats_t
             about = OAuthClientMetadata(redirect_uris=[AnyUrl("http://localhost:1/back")], client_name="test")
             auth = OAuthClientProvider(f"{node.url}/mcp", about, Kept(), go, come_back)
             async with (
-                asyncio.timeout(PATIENCE),
-                httpx2.AsyncClient(auth=auth, timeout=PATIENCE) as http,
+                asyncio.timeout(WAIT_TIMEOUT),
+                httpx2.AsyncClient(auth=auth, timeout=WAIT_TIMEOUT) as http,
                 Client(streamable_http_client(f"{node.url}/mcp", http_client=http), mode="2026-07-28") as client,
             ):
                 first = await client.call_tool("percy_say", {"task": "hello"})

@@ -15,7 +15,7 @@ from a2a_fabric.core.limits import MAX_JSON_DEPTH, is_too_deep
 from a2a_fabric.doors.edge import may_be_json
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 
 on_a_node = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,7 +89,7 @@ async def test_over_a_socket_too(node: Node, path: str) -> None:
     address = f"{node.url.replace('http', 'ws', 1)}{path}"
     body = BODIES["/mcp/call"] if path == "/mcp/call" else BODIES["/mcp"]
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         connect(address, additional_headers={"Authorization": f"Bearer {PSK}"}) as socket,
     ):
         for depth in DEPTHS:

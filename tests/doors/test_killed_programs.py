@@ -15,7 +15,7 @@ import pytest
 from a2a_fabric.agent import Agent
 from tests.doors.test_health_evidence import changes, has_status, listed
 from tests.fixtures.mcp_client import client, words
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 HERE = Path(__file__).parents[1] / "fixtures"
@@ -123,13 +123,13 @@ async def test_one_death_under_many_calls_counts_once() -> None:
                 return heard
 
             task = asyncio.ensure_future(listen())
-            await asyncio.wait_for(started.wait(), PATIENCE)
+            await asyncio.wait_for(started.wait(), WAIT_TIMEOUT)
             return task
 
         waiting = [await start_waiting() for _ in range(10)]
         await kill(pid)
         for each in waiting:
-            assert (await asyncio.wait_for(each, PATIENCE))[-1]["event"] in ("error", "final")
+            assert (await asyncio.wait_for(each, WAIT_TIMEOUT))[-1]["event"] in ("error", "final")
         assert await pid_of(node) not in (pid, 0)
         await has_status(node, "online")
     assert "offline" not in [each["to"] for each in changes(node)]

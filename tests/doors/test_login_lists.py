@@ -22,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 from tests.fixtures.login_node import RETURN, node_for, operate, sign_in
 from tests.fixtures.login_server import LoginServer, login_server
 from tests.fixtures.mcp_client import client
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 
 ANN, BEN = "the-key-of-ann", "the-key-of-ben"
 LISTS = (
@@ -322,7 +322,7 @@ async def test_a_client_on_a_pipe_uses_the_login_of_its_key(login: LoginServer, 
         env={"FABRIC_TOKEN": ANN, "FABRIC_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
         cwd=tmp_path,
     )
-    async with asyncio.timeout(PATIENCE), Client(stdio_client(parameters)) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), Client(stdio_client(parameters)) as connected:
         names = [tool.name for tool in (await connected.list_tools()).tools]
         assert "files_diary_of_alice" in names
         assert "alice" in str((await connected.call_tool("files_whoami", {})).content)

@@ -15,7 +15,7 @@ from tests.doors.test_mcp_questions import Person, connected
 from tests.fixtures.mcp_client import client, words
 from tests.fixtures.mcp_servers.dual_asking import dual_program, make
 from tests.fixtures.mcp_servers.serving import HTTPServer, serving
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -123,7 +123,7 @@ async def test_a_declined_question_ends_the_call_as_the_tool_decides(world: Worl
 
 
 async def test_a_server_of_the_stateless_era_alone_keeps_its_own_error(world: World) -> None:
-    async with client(world.node, "legacy", **Person().callbacks) as caller, asyncio.timeout(PATIENCE):
+    async with client(world.node, "legacy", **Person().callbacks) as caller, asyncio.timeout(WAIT_TIMEOUT):
         refused: Any = await caller.call_tool("modern_paint", {"thing": "door"})
         assert refused.is_error
         assert "no back-channel" in str(refused.content)

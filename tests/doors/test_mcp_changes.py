@@ -15,7 +15,7 @@ from mcp import Client
 
 from a2a_fabric.core.agent import Manifest
 from tests.fixtures.mcp_client import client, socket_client
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
@@ -77,7 +77,7 @@ async def test_sessions_of_the_handshake_era_are_told(node: Node, connect: Conne
 async def test_listeners_of_the_stateless_era_are_told(node: Node, connect: Connect) -> None:
     async with connect(node, "2026-07-28") as connected, connected.listen(tools_list_changed=True) as news:
         joins(node, "newcomer")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             event = await anext(aiter(news))
         assert type(event).__name__ == "ToolsListChanged"
         assert "newcomer_act" in await names(connected)
@@ -89,7 +89,7 @@ async def test_a_burst_of_changes_is_told_once(node: Node) -> None:
         await connected.list_tools()
         for number in range(50):
             joins(node, f"agent{number}")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await told.both.wait()
         await connected.list_tools()
     assert told.methods == ["notifications/tools/list_changed", "notifications/resources/list_changed"]
@@ -99,7 +99,7 @@ async def test_a_tool_that_was_there_for_a_moment_only_is_told_of(node: Node) ->
     """A client may have read the list just then."""
     async with client(node, "2026-07-28") as connected, connected.listen(tools_list_changed=True) as news:
         joins(node, "percy2")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await anext(listening := aiter(news))
             joins(node, "percy2", "act", "wave")
             joins(node, "percy2")
@@ -168,7 +168,7 @@ async def test_a_client_that_never_reads_its_notifications_delays_no_other(node:
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
     key = {"Authorization": f"Bearer {PSK}"}
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         websockets.connect(url, additional_headers=key, max_queue=1) as silent,
     ):
         await silent.send(msgspec.json.encode(hello).decode())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fixtures.mcp_raw import Session, last_message, modern
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 TINY = Path(__file__).parents[1] / "fixtures" / "mcp_servers" / "tiny.py"
@@ -72,7 +72,7 @@ async def test_a_call_that_its_client_cancels_is_answered() -> None:
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "waiting"}}
         async with session.post(cancel) as accepted:
             assert accepted.status == 202
-        answer = await asyncio.wait_for(waiting, PATIENCE)
+        answer = await asyncio.wait_for(waiting, WAIT_TIMEOUT)
         assert (answer["id"], answer["error"]["code"]) == ("waiting", -32800)
 
 
@@ -80,7 +80,7 @@ async def test_a_session_that_ends_ends_its_calls() -> None:
     async with node_with_tiny() as node:
         async with Session(node, path=PATH) as session:
             waiting = await is_waiting(node, session)
-        answer = await asyncio.wait_for(waiting, PATIENCE)
+        answer = await asyncio.wait_for(waiting, WAIT_TIMEOUT)
         assert answer["id"] == "waiting"
         assert "has ended" in answer["error"]["message"]
         async with session.post(calling("echo")) as over:

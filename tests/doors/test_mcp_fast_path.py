@@ -14,7 +14,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.protocols.mcp import wire
 from tests.fixtures.mcp_raw import modern
-from tests.fixtures.node import PATIENCE, Node, Reply, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, running
 from tests.fixtures.percy import Percy
 
 _strangers = itertools.count()
@@ -176,7 +176,7 @@ async def test_hanging_up_on_the_short_way_cancels_the_agent(node: Node, percy: 
     head, body = modern("tools/call", {"name": "percy_wait_and_talk", **TASK}, meta=known)
     assert goes_the_short_way(node, "tools/call", {"name": "percy_wait_and_talk", **TASK}, known)
     asking = asyncio.ensure_future(node.client.post(node.url + "/mcp", json=body, headers=head))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await percy.started.wait()
         asking.cancel()
         if asking.done() and not asking.cancelled():

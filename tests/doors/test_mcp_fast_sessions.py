@@ -15,7 +15,7 @@ from a2a_fabric.doors.mcp.sessions import FastSessions
 from a2a_fabric.protocols.mcp.wire import McpMessage, parse_message
 from a2a_fabric.testing import FakeClock
 from tests.fixtures.mcp_raw import Session
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 
 OTHER = "another-key-of-the-node"
@@ -34,7 +34,7 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def kind_of(session: Session, body: dict[str, Any], **headers: str) -> tuple[int, str]:
-    async with asyncio.timeout(PATIENCE), session.post(body, **headers) as response:
+    async with asyncio.timeout(WAIT_TIMEOUT), session.post(body, **headers) as response:
         await response.read()
         return response.status, response.headers.get("content-type", "").partition(";")[0]
 

@@ -17,7 +17,7 @@ from tests.fixtures.conformance_server import serving
 from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import MODES, client, words
 from tests.fixtures.mcp_raw import Session, modern
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 PATH = "/agents/fixture/mcp"
@@ -156,7 +156,7 @@ async def test_a_client_that_leaves_ends_the_agents_work(node: Node, mode: str, 
 
     async with on(node, mode) as connected:
         call = asyncio.ensure_future(connected.call_tool("extra_wait", {"note": str(note)}, progress_callback=listen))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await running_there.wait()
         call.cancel()
 
@@ -177,7 +177,7 @@ async def test_news_of_both_eras_come_through(node: Node) -> None:
 
     async with on(node, "legacy", message_handler=hear) as connected:
         await connected.call_tool("test_trigger_tool_change", {})
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await told.wait()
     headers, body = modern("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     async with node.client.post(node.url + PATH, json=body, headers=headers) as stream:
@@ -189,7 +189,7 @@ async def test_news_of_both_eras_come_through(node: Node) -> None:
 
 
 async def _event(stream: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         async for line in stream.content:
             if line.startswith(b"data: {"):
                 return json.loads(line[6:])
@@ -201,7 +201,7 @@ async def test_a_stream_that_waits_for_news_does_not_hold_up_the_end_of_the_node
     headers, body = modern("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     async with (
         running(manifests=[manifest]) as node,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         node.client.post(node.url + PATH, json=body, headers=headers) as stream,
     ):
         await _event(stream)

@@ -20,7 +20,7 @@ from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import Node, eventually, running
 from tests.marks import requirement
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 PATH = "/agents/fixture/mcp"
 OTHER = "the-key-of-somebody-else"
 # Where the server is, which era it speaks, and which the client speaks.
@@ -37,7 +37,7 @@ bridged = pytest.mark.parametrize("kind", [KINDS[1], KINDS[2]], ids=lambda kind:
 
 
 def on(node: Node, mode: str, **more: Any) -> Any:
-    return client(node, mode, path=PATH, patience=PATIENCE, **more)
+    return client(node, mode, path=PATH, timeout=WAIT_TIMEOUT, **more)
 
 
 def program(era: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ async def test_a_client_that_cancels_ends_the_servers_work(
 
     async with on(node, kind[2]) as connected:
         call = asyncio.ensure_future(connected.call_tool("extra_wait", {"note": str(note)}, progress_callback=listen))
-        await asyncio.wait_for(running_there.wait(), PATIENCE)
+        await asyncio.wait_for(running_there.wait(), WAIT_TIMEOUT)
         call.cancel()
 
         async def is_cancelled() -> bool:
@@ -300,7 +300,7 @@ async def test_what_only_the_other_era_has_is_not_found(node: Node, kind: tuple[
 async def test_a_resource_can_be_watched(node: Node, kind: tuple[str, str, str]) -> None:
     wanted = {"resourceSubscriptions": ["test://watched-resource"], "promptsListChanged": True}
     headers, body = modern("subscriptions/listen", {"notifications": wanted})
-    async with asyncio.timeout(PATIENCE), node.client.post(node.url + PATH, json=body, headers=headers) as stream:
+    async with asyncio.timeout(WAIT_TIMEOUT), node.client.post(node.url + PATH, json=body, headers=headers) as stream:
         messages = [await _event(stream), await _event(stream)]
     by_method = {message["method"]: message["params"] for message in messages}
     assert set(by_method) == {"notifications/subscriptions/acknowledged", "notifications/resources/updated"}

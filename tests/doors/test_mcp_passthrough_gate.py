@@ -17,7 +17,7 @@ from tests.doors.test_mcp_passthrough_eras import program
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_raw import modern
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 PATH = "/agents/fixture/mcp"
@@ -111,7 +111,7 @@ async def test_one_agent_gets_only_so_many_requests_at_a_time(where: str, mode: 
     arguments = {"note": str(tmp_path / "note")}
     async with node_before(where, limits={"concurrent_calls_per_agent": 1}) as node, on(node, mode) as connected:
         call = asyncio.ensure_future(connected.call_tool("extra_wait", arguments, progress_callback=listen))
-        await asyncio.wait_for(working.wait(), PATIENCE)
+        await asyncio.wait_for(working.wait(), WAIT_TIMEOUT)
         with pytest.raises(MCPError) as refused:
             await connected.list_prompts()
         assert refused.value.data["error"]["code"] == "RATE_LIMITED"
@@ -133,7 +133,7 @@ async def test_a_stream_that_waits_for_news_takes_nobodys_place(where: str) -> N
     headers, body = modern("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     async with (
         node_before(where, limits={"concurrent_calls_per_agent": 1}) as node,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         node.client.post(node.url + PATH, json=body, headers=headers) as stream,
     ):
         assert (await stream.content.readline()).startswith(b"event: message")
@@ -181,7 +181,7 @@ async def test_a_caller_who_leaves_is_a_call_that_was_cancelled(where: str, tmp_
     headers, body = modern("tools/call", params, meta={"progressToken": 1})
     async with node_before(where) as node:
         given = {**headers, **HEADERS}
-        async with asyncio.timeout(PATIENCE), node.client.post(node.url + PATH, json=body, headers=given) as stream:
+        async with asyncio.timeout(WAIT_TIMEOUT), node.client.post(node.url + PATH, json=body, headers=given) as stream:
             await stream.content.readline()
             stream.close()
         (line,) = await lines(node, calls=1)

@@ -21,7 +21,7 @@ from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.system.node import COMMAND, environment, running_node
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 def over_http(node: Node, token: str = PSK) -> MCPToolset[Any]:
@@ -39,7 +39,7 @@ def answers(messages: list[ModelMessage]) -> Iterator[tuple[str, Any]]:
 async def calling(toolset: MCPToolset[Any], *tools: str) -> tuple[list[str], dict[str, Any]]:
     """The tools that the model was offered, and what those it called said."""
     model = TestModel(call_tools=list(tools))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         done = await Agent(model, toolsets=[toolset]).run("Ask around.")
     assert model.last_model_request_parameters is not None
     offered = [tool.name for tool in model.last_model_request_parameters.function_tools]
@@ -63,7 +63,9 @@ async def test_the_tools_work_over_stdio_too(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         home = environment(node.home)
         program = StdioTransport(COMMAND[0], [*COMMAND[1:], "mcp"], env=home, cwd=str(tmp_path), keep_alive=False)
-        offered, said = await calling(MCPToolset(program, init_timeout=PATIENCE), "fabric_tool_list", "percy_reason")
+        offered, said = await calling(
+            MCPToolset(program, init_timeout=WAIT_TIMEOUT), "fabric_tool_list", "percy_reason"
+        )
         assert "percy_reason" in offered
         assert "agent.percy.reason" in {tool["tool_id"] for tool in said["fabric_tool_list"]["tools"]}
         assert said["percy_reason"]["answer"]

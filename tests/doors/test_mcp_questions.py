@@ -36,7 +36,7 @@ BEE = "the-key-of-the-bee-12345"
 CONFIG = {"auth": {"keys": [{"id": "bee", "key": BEE}]}, "routing": {"fallback": False}}
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 CAN_FILL_IN: dict[str, Any] = {CAPABILITIES: {"elicitation": {"form": {}}}}
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -264,11 +264,11 @@ async def test_a_client_that_leaves_while_it_is_asked_cancels_the_question_and_t
 
     async with connected(node, kind, elicitation_callback=think_long) as caller:
         calling = asyncio.ensure_future(caller.call_tool(tool("http-handshake", "ask_and_note"), {"note": str(note)}))
-        await asyncio.wait_for(is_asked.wait(), PATIENCE)
+        await asyncio.wait_for(is_asked.wait(), WAIT_TIMEOUT)
         calling.cancel()
         await asyncio.wait([calling])
-        await until(lambda: note.exists() and note.read_text().startswith("cancel"), PATIENCE)
-    await until(lambda: note.read_text() == "cancel cancelled", PATIENCE)
+        await until(lambda: note.exists() and note.read_text().startswith("cancel"), WAIT_TIMEOUT)
+    await until(lambda: note.read_text() == "cancel cancelled", WAIT_TIMEOUT)
 
 
 async def test_a_client_whose_stream_breaks_while_it_is_asked_may_resume_until_its_session_ends(
@@ -286,7 +286,7 @@ async def test_a_client_whose_stream_breaks_while_it_is_asked_may_resume_until_i
             response.close()
         await asyncio.sleep(0.5)
         assert not note.exists()
-    await until(lambda: note.exists() and note.read_text() == "cancel cancelled", PATIENCE)
+    await until(lambda: note.exists() and note.read_text() == "cancel cancelled", WAIT_TIMEOUT)
 
 
 @pytest.mark.parametrize("agent_id", AGENTS)
@@ -321,7 +321,7 @@ async def test_a_late_answer_is_refused(node: Node, tmp_path: Path) -> None:
     note = tmp_path / "note"
     given = {"agent_id": "hasty", "capability": "ask_and_note", "task": str(note)}
     asked = (await node.operation("fabric.call", given))["result"]["input_required"]
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     late = await node.operation("fabric.call", {**given, "continuation": asked["continuation"]})
     assert late["error_code"] == "BAD_INPUT"
     assert "has expired" in late["error"]
@@ -342,7 +342,7 @@ async def test_a_client_that_started_us_is_asked_over_its_pipes(mode: str, tmp_p
         env=environment(home),
         cwd=str(tmp_path),
     )
-    async with asyncio.timeout(2 * PATIENCE), Client(command, mode=mode, **Person().callbacks) as caller:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), Client(command, mode=mode, **Person().callbacks) as caller:
         for era in ("handshake", "stateless"):
             given = {"agent_id": era, "capability": "order", "task": ""}
             assert words(await caller.call_tool("fabric_call", given)) == "red in 7"

@@ -16,7 +16,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from tests.doors.test_mcp_passthrough_eras import answer_question
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.mcp_client import client, words
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 
 PASSED_ON = {"accept", "authorization", "content-type"}
@@ -52,7 +52,7 @@ class Balancer:
 @asynccontextmanager
 async def balanced(nodes: list[Node]) -> AsyncIterator[tuple[Node, Balancer]]:
     """Yields a node that is really all of them."""
-    async with ClientSession(timeout=ClientTimeout(total=PATIENCE)) as http:
+    async with ClientSession(timeout=ClientTimeout(total=WAIT_TIMEOUT)) as http:
         balancer = Balancer(nodes, http)
         runner = web.ServerRunner(web.Server(balancer.answer), shutdown_timeout=1)
         await runner.setup()

@@ -15,7 +15,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.doors.mcp import event_log
 from a2a_fabric.doors.mcp.event_log import SessionEventLog
 from tests.fixtures.mcp_raw import Session
-from tests.fixtures.node import PATIENCE, Node, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, running
 
 BEE = "the-key-of-the-bee-12345"
 CALL = {"name": "slow_count", "arguments": {"to": 3}, "_meta": {"progressToken": 7}}
@@ -65,7 +65,7 @@ async def break_after_first_message(session: Session) -> str:
 
 def resume(node: Node, session: Session, event_id: str) -> Any:
     headers = {**session.headers, "Last-Event-ID": event_id}
-    return node.client.get(f"{node.url}/mcp", headers=headers, timeout=aiohttp.ClientTimeout(total=PATIENCE))
+    return node.client.get(f"{node.url}/mcp", headers=headers, timeout=aiohttp.ClientTimeout(total=WAIT_TIMEOUT))
 
 
 async def read_until_answer(response: Any) -> list[Any]:
@@ -94,7 +94,7 @@ async def test_a_call_that_ended_without_a_listener_is_replayed_and_the_stream_e
     async with Session(node) as session:
         event_id = await break_after_first_message(session)
         slow.may_go_on.set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while True:
                 async with resume(node, session, event_id) as response:
                     messages = await read_until_answer(response)

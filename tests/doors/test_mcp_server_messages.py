@@ -12,7 +12,7 @@ from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.mcp_servers.talkative import READING, make
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 
 ERAS = pytest.mark.parametrize("node", ["handshake", "stateless"], indirect=True)
 
@@ -59,12 +59,12 @@ async def test_a_log_message_keeps_its_level_its_logger_and_its_data(node: Node)
     async with client(node, "legacy", logging_callback=keep) as connected:
         await connected.set_logging_level("info")
         await connected.call_tool("talker_complain", {})
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             heard = [await logs.get(), await logs.get()]
             assert sorted(heard, key=str) == [("info", "engine", "all is well"), ("warning", "boiler", READING)]
         await connected.set_logging_level("warning")
         await connected.call_tool("talker_complain", {})
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert await logs.get() == ("warning", "boiler", READING)
         assert logs.empty()
 

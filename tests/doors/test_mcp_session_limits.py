@@ -13,7 +13,7 @@ import pytest
 
 from tests.doors.test_fair_shares import end
 from tests.fixtures.mcp_raw import ACCEPT, Session, initialize, modern
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -41,7 +41,7 @@ async def at(percy: Percy, mcp: dict[str, Any] | None = None, **limits: Any) -> 
 async def opened(node: Node, token: str, path: str = "/mcp") -> Session:
     """A session that is never ended."""
     session = Session(node, "2025-06-18", path, token)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         return await session.__aenter__()
 
 
@@ -99,7 +99,7 @@ async def test_a_session_with_a_request_in_flight_is_not_idle(percy: Percy, path
     async with at(percy, share_per_caller=1) as node:
         first = await opened(node, GREEDY, path)
         asked = asyncio.ensure_future(first.answer(calling(tool, task="x")))
-        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         others = [await opened(node, GREEDY, path) for _ in range(MOST - 1)]
         await opened(node, HONEST, path)
         percy.may_go_on.set()
@@ -114,7 +114,7 @@ async def test_if_all_are_in_use_the_next_one_is_told_when_to_come_back(percy: P
         for each in sessions:
             percy.started.clear()
             asked.append(asyncio.ensure_future(each.answer(calling("percy_hold", task="x"))))
-            await asyncio.wait_for(percy.started.wait(), PATIENCE)
+            await asyncio.wait_for(percy.started.wait(), WAIT_TIMEOUT)
         refused = await node.send("POST", "/mcp", json=initialize(), headers={"Accept": ACCEPT}, token=HONEST)
         assert refused.status == 429
         assert int(refused.headers["retry-after"]) >= 1

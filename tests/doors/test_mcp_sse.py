@@ -15,7 +15,7 @@ from mcp.client.sse import sse_client
 from a2a_fabric.agent import Agent
 from tests.fixtures.mcp_servers import asking
 from tests.fixtures.mcp_servers.sse_serving import serving_sse
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 BEE = "the-key-of-the-bee-12345"
@@ -53,7 +53,7 @@ class Waiting:
 @asynccontextmanager
 async def connected(node: Node, token: str = PSK, path: str = "/sse", **more: Any) -> AsyncIterator[Client]:
     transport = sse_client(node.url + path, headers={"Authorization": f"Bearer {token}"})
-    async with asyncio.timeout(PATIENCE), Client(transport, mode="legacy", **more) as client:
+    async with asyncio.timeout(WAIT_TIMEOUT), Client(transport, mode="legacy", **more) as client:
         yield client
 
 
@@ -112,7 +112,7 @@ async def test_a_call_ends_when_its_client_has_gone(node: Node, waiting: Waiting
         call = asyncio.ensure_future(client.call_tool("oldtimer_wait", {}))
         await waiting.begun.wait()
     await asyncio.wait([call])
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await waiting.cancelled.wait()
 
 
@@ -168,7 +168,7 @@ async def test_strangers_get_401_and_no_stream(node: Node) -> None:
 async def test_sessions_are_bounded_and_the_idlest_is_closed_for_a_new_one(node: Node) -> None:
     streams = [await open_stream(node) for _ in range(4)]
     first, address = streams[0]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await first.content.read()  # the node has ended it
     assert (await node.send("POST", address, json=INITIALIZE)).status == 404
     assert (await node.send("POST", streams[-1][1], json=INITIALIZE)).status == 202
@@ -179,5 +179,5 @@ async def test_sessions_are_bounded_and_the_idlest_is_closed_for_a_new_one(node:
 async def test_a_node_that_stops_ends_the_streams(node: Node) -> None:
     stream, _ = await open_stream(node)
     node.fabric.app.stop()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await stream.content.read()

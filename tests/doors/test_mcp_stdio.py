@@ -21,7 +21,7 @@ from tests.fixtures.mcp_raw import initialize
 from tests.marks import requirement
 from tests.system.node import COMMAND, Node, environment, run, running_node, until
 
-PATIENCE = 20.0
+WAIT_TIMEOUT = 20.0
 
 AGENT = """
 import sys
@@ -61,7 +61,7 @@ async def stdio(folder: Path, mode: str, *options: str, **env: str) -> AsyncIter
     command = StdioServerParameters(
         command=COMMAND[0], args=[*COMMAND[1:], "mcp", *options], env=environment(home, **env), cwd=str(folder)
     )
-    async with asyncio.timeout(PATIENCE), Client(command, mode=mode) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), Client(command, mode=mode) as connected:
         yield connected
 
 
@@ -79,7 +79,7 @@ def agent_process(folder: Path, agent_id: str, capability: str) -> Iterator[dict
         yield {"agent_id": agent_id, "runtime": "http", "endpoint": {"transport": "http", "uri": uri}}
     finally:
         process.kill()
-        process.wait(PATIENCE)
+        process.wait(WAIT_TIMEOUT)
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def raw(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(PATIENCE)
+        process.wait(WAIT_TIMEOUT)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
@@ -230,7 +230,7 @@ def test_it_ends_with_its_client_and_takes_its_agents_along(tmp_path: Path, how:
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(WAIT_TIMEOUT) == 0
         until(lambda: not _is_alive(child), "the agent to end")
 
 
@@ -261,7 +261,7 @@ def test_a_node_that_goes_away_ends_it_with_a_sentence(tmp_path: Path) -> None:
     with running_node(tmp_path) as node, raw(tmp_path) as process:
         say(process, json.dumps(initialize()).encode())
         node.signal(signal.SIGKILL)
-        assert process.wait(PATIENCE) == 1
+        assert process.wait(WAIT_TIMEOUT) == 1
         assert "Error: The connection to the node at" in (tmp_path / "stderr").read_text()
 
 

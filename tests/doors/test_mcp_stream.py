@@ -18,7 +18,7 @@ from a2a_fabric.core.result import Event, progress, token
 from a2a_fabric.doors.mcp.results import McpEventWriter
 from tests.fixtures.mcp_client import MODES, client, socket_client
 from tests.fixtures.mcp_raw import Session, modern
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -40,7 +40,7 @@ async def node(percy: Percy) -> AsyncIterator[Node]:
 
 
 async def soon(event: asyncio.Event) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await event.wait()
 
 
@@ -205,14 +205,14 @@ async def test_the_handshake_era_answers_a_cancelled_request(node: Node, percy: 
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
         async with session.post(cancel) as accepted:
             assert accepted.status == 202
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             answer = await asking
         await soon(percy.cancelled)
         assert answer["error"]["code"] == -32800
 
 
 async def test_a_cancelled_request_is_answered_after_the_node_has_begun_to_ping(node: Node, percy: Percy) -> None:
-    async with Session(node) as session, asyncio.timeout(PATIENCE):
+    async with Session(node) as session, asyncio.timeout(WAIT_TIMEOUT):
         asking = asyncio.ensure_future(session.answer(WAITING))
         await percy.started.wait()
         [reply] = node.fabric.doors[1].hot["/mcp"]._find_fast_path({}, None)._ping_timers._expires_at  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_servers import watched
 from tests.fixtures.mcp_servers.serving import serving
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
@@ -332,7 +332,7 @@ async def test_a_server_that_waits_is_told_when_the_client_leaves_without_an_ans
     before = len(pending)
     async with socket_client(node, "legacy", elicitation_callback=silent) as connected:
         waiting = asyncio.ensure_future(connected.get_prompt("old_ask"))
-        await asyncio.wait_for(asked.wait(), PATIENCE)
+        await asyncio.wait_for(asked.wait(), WAIT_TIMEOUT)
         assert len(pending) == before + 1
         waiting.cancel()
         await asyncio.wait([waiting])

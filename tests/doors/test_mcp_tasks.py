@@ -20,7 +20,7 @@ from a2a_fabric.doors.mcp.results import render_task
 from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 from tests.fixtures.agents.tasks import AGENT_ID, tasks_agent
 from tests.fixtures.mcp_raw import Session, last_message, modern
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,7 +79,7 @@ async def begun(node: Node, tool: str, **arguments: Any) -> str:
 
 async def at(node: Node, task_id: str, *statuses: str, **more: Any) -> Any:
     """The task once it has one of these."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             task = await told(node, "tasks/get", {"taskId": task_id}, **more)
             if task["status"] in statuses:
@@ -265,7 +265,7 @@ async def test_tasks_are_followed_over_a_socket_too(node: Node) -> None:
     url = node.url.replace("http", "ws", 1) + "/mcp/ws"
     headers = {"Authorization": f"Bearer {PSK}"}
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         websockets.connect(url, additional_headers=headers, subprotocols=["mcp"]) as socket,  # type: ignore[list-item]
     ):
 

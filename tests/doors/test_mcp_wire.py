@@ -12,7 +12,7 @@ import pytest
 import websockets
 
 from tests.fixtures.mcp_raw import ACCEPT, MODERN, Session, initialize, modern
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, Reply, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -115,7 +115,7 @@ async def test_what_is_no_message_gets_its_code(node: Node, body: bytes, code: i
 async def test_a_socket_survives_what_is_no_message(node: Node, body: bytes, code: int) -> None:
     url = node.url.replace("http", "ws") + "/mcp/ws"
     headers = {"Authorization": f"Bearer {PSK}"}
-    async with asyncio.timeout(PATIENCE), websockets.connect(url, additional_headers=headers) as socket:
+    async with asyncio.timeout(WAIT_TIMEOUT), websockets.connect(url, additional_headers=headers) as socket:
         await socket.send(body)
         reply = json.loads(await socket.recv())
         assert reply["error"]["code"] == code
@@ -285,7 +285,7 @@ async def test_who_leaves_as_soon_as_it_knows_its_session_has_one(node: Node) ->
             heard.set()
             await may_end.wait()
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         opening = asyncio.ensure_future(node.fabric.app(scope, receive, send))
         await heard.wait()
         opening.cancel()
@@ -302,7 +302,7 @@ async def test_who_leaves_as_soon_as_it_knows_its_session_has_one(node: Node) ->
 async def test_a_waiting_stream_does_not_hold_up_the_end_of_the_node(percy: Percy) -> None:
     loop = asyncio.get_running_loop()
     async with aiohttp.ClientSession() as outside:
-        async with running(percy.agent, drain=int(PATIENCE)) as node:
+        async with running(percy.agent, drain=int(WAIT_TIMEOUT)) as node:
             node_client, node.client = node.client, outside
             session = await Session(node).__aenter__()
             waiting = await outside.get(node.url + "/mcp", headers=session.headers)
@@ -312,7 +312,7 @@ async def test_a_waiting_stream_does_not_hold_up_the_end_of_the_node(percy: Perc
             assert (await listening.content.readline()).startswith(b"event: message")
             started = loop.time()
             node.client = node_client
-        assert loop.time() - started < PATIENCE / 2, "the node waited for streams that wait for it"
+        assert loop.time() - started < WAIT_TIMEOUT / 2, "the node waited for streams that wait for it"
         told = await waiting.content.read()
         assert not told or b"list_changed" in told  # the catalog may still have been settling
         assert b'"result"' in await listening.content.read()
@@ -325,7 +325,7 @@ async def test_many_sessions_that_are_left_behind_leave_no_call_behind(node: Nod
             call = {"name": "percy_wait", "arguments": {"task": "x"}}
             body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}
             asking = asyncio.ensure_future(session.answer(body))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 await percy.started.wait()
             asking.cancel()
 

@@ -13,7 +13,7 @@ from a2a_fabric.agent import Agent
 from tests.doors.a2a_clients import message
 from tests.doors.door_paths import paths_of, words_of
 from tests.fixtures.mcp_raw import initialize
-from tests.fixtures.node import PATIENCE, Node, Reply, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -276,7 +276,7 @@ async def test_metrics_are_for_callers_with_that_scope(node: Node) -> None:
 async def test_the_events_of_the_directory_tell_of_no_hidden_agent(node: Node) -> None:
     body = rpc("a2a/events", types=["agent"])
     headers = {"Authorization": f"Bearer {READER}", "Accept": "text/event-stream"}
-    async with asyncio.timeout(PATIENCE), node.client.post(node.url + "/a2a", json=body, headers=headers) as stream:
+    async with asyncio.timeout(WAIT_TIMEOUT), node.client.post(node.url + "/a2a", json=body, headers=headers) as stream:
         await stream.content.readuntil(b"\n\n")
         for agent_id in ("quaestor", "understudy", "percy"):
             status = "degraded" if node.fabric.registry.health.get(agent_id).status != "degraded" else "online"

@@ -20,7 +20,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import BadInput
 from tests.doors.a2a_clients import message
 from tests.fixtures.mcp_client import client
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.matrix.agents.listening import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -113,7 +113,7 @@ async def by_stream(node: Node, token: str, agent_id: str, task: str = "go") -> 
 async def by_job(node: Node, token: str, agent_id: str, task: str = "go") -> str:
     given = {"agent_id": agent_id, "capability": "go", "task": task, "async": True}
     job = (await node.operation("fabric.call", given, token=token))["result"]["job_id"]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             told = await node.operation("fabric.job.status", {"job_id": job}, token=token)
             if told["result"]["state"] not in ("queued", "running"):
@@ -139,7 +139,7 @@ async def by_a2a(node: Node, token: str, agent_id: str, task: str = "go") -> str
 async def by_rest(node: Node, token: str, agent_id: str, task: str = "go") -> str:
     body = {"agentId": agent_id, "capability": "go", "input": {"task": task}}
     made = (await node.send("POST", "/v1/tasks", json=body, token=token)).json
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             reply = await node.send("GET", f"/v1/tasks/{made['id']}", token=token)
             if reply.json["status"] not in ("pending", "running"):
@@ -306,5 +306,5 @@ async def test_a_request_that_waits_for_the_log_is_answered_when_the_node_stops(
                 return "fabric_active_streams 1.0" in (await node.send("GET", "/metrics")).body.decode()
 
             await eventually(is_waiting)
-        async with asyncio.timeout(PATIENCE), await waiting as reply:
+        async with asyncio.timeout(WAIT_TIMEOUT), await waiting as reply:
             assert (reply.status, (await reply.json())["lines"]) == (200, [])

@@ -29,7 +29,7 @@ from a2a_fabric.identity.revocations import add_revocation
 from a2a_fabric.identity.signing import SigningKey
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import Authority, authority
-from tests.fixtures.node import PATIENCE, Node, check_envelope, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -183,7 +183,7 @@ class TestPassports:
             f"POST /mcp/call HTTP/1.1\r\nHost: x\r\n{lines}Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
         )
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert b" 401 " in await reader.readline()
         writer.close()
 
@@ -279,8 +279,8 @@ class TestEveryDoor:
 
     async def test_mcp_and_its_socket(self, node: Node, kind: str) -> None:
         async with (
-            asyncio.timeout(PATIENCE),
-            httpx2.AsyncClient(headers=self.headers(kind), timeout=PATIENCE) as http,
+            asyncio.timeout(WAIT_TIMEOUT),
+            httpx2.AsyncClient(headers=self.headers(kind), timeout=WAIT_TIMEOUT) as http,
             Client(streamable_http_client(f"{node.url}/mcp", http_client=http)) as client,
         ):
             result = await client.call_tool("percy_greet", {"task": "you"})
@@ -315,8 +315,8 @@ class TestEveryDoor:
         async with grpc.aio.insecure_channel(place["url"].removeprefix("http://")) as channel:
             service = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
             metadata = tuple((name.lower(), value) for name, value in self.headers(kind).items())
-            assert "hello you" in str(await service.SendMessage(request, metadata=metadata, timeout=PATIENCE))
+            assert "hello you" in str(await service.SendMessage(request, metadata=metadata, timeout=WAIT_TIMEOUT))
             wrong = tuple((name.lower(), value) for name, value in self.wrong(kind).items())
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await service.SendMessage(request, metadata=wrong, timeout=PATIENCE)
+                await service.SendMessage(request, metadata=wrong, timeout=WAIT_TIMEOUT)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED

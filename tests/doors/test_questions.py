@@ -19,7 +19,7 @@ from a2a_fabric.core.result import Question, Questions, Result
 from tests.fixtures.agents.a2a_serving import serving as serving_a2a
 from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_servers.asking import serving_asking
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.pages import blocks, page
 from tests.marks import requirement
 
@@ -128,7 +128,7 @@ async def test_over_a_websocket_it_is_the_same(node: Node, runtime: str) -> None
 
         async def repeat(more: dict[str, Any]) -> dict[str, Any]:
             await socket.send(json.dumps({"id": 1, "name": "fabric.call", "arguments": {**given, **more}}))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 while True:
                     message = json.loads(await socket.recv())
                     if message["event"] == "final":

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.doors.a2a_agents import percy
-from tests.fixtures.node import PATIENCE, Node, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +34,7 @@ def asked(path: str, length: int, key: str | None) -> bytes:
 
 
 async def refused(node: Node, data: bytes) -> bytes:
-    async with asyncio.timeout(PATIENCE / 3), node.raw(data) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT / 3), node.raw(data) as (reader, _):
         said = await reader.readuntil(b"\r\n\r\n")
         length = int(said.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return said + await reader.readexactly(length)
@@ -73,7 +73,7 @@ async def test_nothing_of_the_body_is_logged(node: Node, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_connection_goes_on_after_a_short_body_that_was_not_read(node: Node, path: str) -> None:
-    async with asyncio.timeout(PATIENCE), node.raw(asked(path, 100, "none-of-ours")) as (reader, writer):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw(asked(path, 100, "none-of-ours")) as (reader, writer):
         said = await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(int(said.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]))
         writer.write(b"x" * 100 + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")

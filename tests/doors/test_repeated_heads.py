@@ -11,7 +11,7 @@ import pytest
 
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.web.fast_cycle import CachedHead
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -39,7 +39,7 @@ def request(task: str, *, length: int | None = None, more: str = "", token: str 
 
 async def reply(connection: Connection) -> tuple[int, Any]:
     reader = connection[0]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
         return int(head.split()[1]), json.loads(await reader.readexactly(length))
@@ -121,7 +121,7 @@ async def test_a_client_that_says_close_gets_one_answer_and_the_end(node: Node) 
     async with node.raw(b"") as connection:
         await heard(connection, "first")
         await heard(connection, "second", more="Connection: close\r\n")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert await connection[0].read() == b""
 
 

@@ -26,7 +26,7 @@ from tests.doors.rest_bench import (
     text,
     to,
 )
-from tests.fixtures.node import PATIENCE, Node, Reply, eventually
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, eventually
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -333,14 +333,14 @@ async def test_a_conversation_is_followed_from_any_message_on(node: Node) -> Non
     first = await sent(node, to("percy", text("one"), metadata={"conversation_id": conversation}))
     await said_to(node, first)
     path = f"/v1/conversations/{conversation}/events"
-    async with asyncio.timeout(PATIENCE), events(node, path) as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(node, path) as told:
         seen = [await anext(told), await anext(told)]
         await sent(node, to("percy", text("two"), metadata={"conversation_id": conversation}))
         seen += [await anext(told), await anext(told)]
     assert [event for event, _, _ in seen] == ["message"] * 4
     assert [number for _, number, _ in seen] == [1, 2, 3, 4]
     assert [message["parts"][0]["content"] for _, _, message in seen] == ["one", "ONE", "two", "TWO"]
-    async with asyncio.timeout(PATIENCE), events(node, path, **{"Last-Event-ID": "3"}) as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(node, path, **{"Last-Event-ID": "3"}) as told:
         _, number, message = await anext(told)
         assert (number, message["parts"]) == (4, [text("TWO")])
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.doors.rest_bench import BOB, EVE, percy, rest, text
 from tests.fixtures.mcp_client import client as mcp_client
-from tests.fixtures.node import PATIENCE, PSK, Node
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node
 from tests.matrix.agents.listening import NOWHERE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -88,7 +88,7 @@ async def test_a_receiver_waits_for_what_comes(node: Node) -> None:
     agent = fresh("agent")
     waiting = asyncio.ensure_future(ask(node, "receive", {"agent_id": agent, "block_ms": 30_000}))
     await ask(node, "send", {"to_agent": agent, "payload": "at last"})
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         assert [message["payload"] for message in (await waiting)["messages"]] == ["at last"]
     assert (await ask(node, "receive", {"agent_id": agent, "block_ms": 1}))["messages"] == []
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from tests.doors.rest_bench import BOB, Sleeper, events, mirror, percy, rest
 from tests.doors.rest_rpc_client import Client, RPCError, parts
-from tests.fixtures.node import PATIENCE, Node
+from tests.fixtures.node import WAIT_TIMEOUT, Node
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -99,7 +99,7 @@ async def test_files_and_data_go_both_ways(client: Client) -> None:
 
 async def test_a_task_is_cancelled_and_what_is_over_is_not(client: Client, sleeper: Sleeper) -> None:
     task_id = await client.call("sendMessage", {"parts": parts("go"), "agentId": "sleeper"})
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await sleeper.asleep.wait()
     assert (await client.call("getTask", {"taskId": task_id}))["status"] == "working"
     assert (await client.call("cancelTask", {"taskId": task_id}))["id"] == task_id
@@ -114,7 +114,7 @@ async def test_a_task_is_cancelled_and_what_is_over_is_not(client: Client, sleep
 async def test_a_caller_may_cancel_by_status_and_nothing_else(client: Client, sleeper: Sleeper) -> None:
     sleeper.asleep.clear()
     task_id = await client.call("sendMessage", {"parts": parts("go"), "agentId": "sleeper"})
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await sleeper.asleep.wait()
     for status in ({"from": "working", "to": "completed"}, {"from": "submitted", "to": "canceled"}):
         with pytest.raises(RPCError) as caught:
@@ -160,7 +160,7 @@ async def test_credentials_are_looked_at(node: Node) -> None:
 async def test_the_stream_of_an_agent_ends_with_close(client: Client) -> None:
     begun = await client.call("streamMessage", {"parts": parts("one two three"), "agentId": "counter"})
     assert begun["taskId"]
-    async with asyncio.timeout(PATIENCE), events(client.node, "/stream?agentId=counter") as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(client.node, "/stream?agentId=counter") as told:
         seen = [each async for each in told]
     assert seen[-1] == ("close", None, {})
     said = [data["content"] for _, _, data in seen if data.get("type") == "text"]
@@ -168,14 +168,14 @@ async def test_the_stream_of_an_agent_ends_with_close(client: Client) -> None:
     updates = [data["task"] for _, _, data in seen if data.get("type") == "taskUpdate"]
     assert updates[-1]["status"] == "completed"
     assert {task["id"] for task in updates} == {begun["taskId"]}
-    async with asyncio.timeout(PATIENCE), events(client.node, f"/stream?taskId={begun['taskId']}") as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(client.node, f"/stream?taskId={begun['taskId']}") as told:
         assert [each async for each in told][-1][0] == "close"
 
 
 async def test_a_quiet_stream_has_a_heartbeat(client: Client, sleeper: Sleeper) -> None:
     sleeper.asleep.clear()
     begun = await client.call("streamMessage", {"parts": parts("go"), "agentId": "sleeper"})
-    async with asyncio.timeout(PATIENCE), events(client.node, "/stream?agentId=sleeper") as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(client.node, "/stream?agentId=sleeper") as told:
         async for _, _, data in told:
             if data.get("type") == "heartbeat":
                 break

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from tests.doors.rest_bench import BOB, Sleeper, frames, mirror, percy, rest
 from tests.doors.rest_rpc_client import Client, Hook, RPCError, parts
-from tests.fixtures.node import PATIENCE, PSK, Node
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
@@ -47,7 +47,7 @@ async def asleep(client: Client, sleeper: Sleeper) -> str:
     """A task that goes on until it is cancelled."""
     sleeper.asleep.clear()
     task_id: str = await client.call("sendMessage", {"parts": parts("go"), "agentId": "sleeper"})
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await sleeper.asleep.wait()
     return task_id
 
@@ -55,7 +55,10 @@ async def asleep(client: Client, sleeper: Sleeper) -> str:
 async def streamed(client: Client, method: str, params: dict[str, Any], **headers: str) -> list[Any]:
     body = {"jsonrpc": "2.0", "method": method, "params": params}
     sent = {"Authorization": f"Bearer {PSK}", **headers}
-    async with asyncio.timeout(PATIENCE), client.node.client.post(client.node.url, json=body, headers=sent) as reply:
+    async with (
+        asyncio.timeout(WAIT_TIMEOUT),
+        client.node.client.post(client.node.url, json=body, headers=sent) as reply,
+    ):
         assert reply.headers["content-type"].startswith("text/event-stream"), await reply.read()
         return [each async for each in frames(reply)]
 
@@ -94,7 +97,7 @@ async def test_a_reader_that_lost_its_stream_gets_the_task_and_then_its_events(
 ) -> None:
     """As the library does it: it asks for the task, which comes at once, and executes what it got."""
     task_id = await asleep(client, sleeper)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         task = await client.call("resubscribeTask", {"taskId": task_id})
     assert (task["id"], task["status"]) == (task_id, "working")
     following = asyncio.create_task(streamed(client, "executeTask", {"task": task, "authToken": "t"}))
@@ -171,7 +174,7 @@ async def test_a_push_config_is_kept_and_told_of_the_task_s_end(client: Client, 
         assert (await client.call("getPushConfig", {"taskId": task_id}))["config"] == config
         assert await client.call("getPushNotificationConfig", {"taskId": task_id}) == config
         await client.call("cancelTask", {"taskId": task_id})
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             headers, body = await hook.told.get()
     assert (body["type"], body["taskId"], body["task"]["status"]) == ("taskCanceled", task_id, "canceled")
     assert headers["authorization"] == "Bearer t"
@@ -197,7 +200,7 @@ async def test_only_what_was_asked_for_is_told_and_nothing_when_it_is_switched_o
         for task_id in (first, third, second):
             await client.call("cancelTask", {"taskId": task_id})
         told = set()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while (second, "taskCanceled") not in told:
                 _, body = await hook.told.get()
                 told.add((body["taskId"], body["type"]))
@@ -216,7 +219,7 @@ async def test_a_push_config_outlives_the_node(tmp_path: Path, engine: str) -> N
         async with rest(sleeper.agent(), **config) as node:
             task = {"id": "mine", "agentId": "sleeper", "parts": parts("go")}
             asked = asyncio.create_task(Client(node).call("executeTask", {"task": task}))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 await sleeper.asleep.wait()
             await Client(node).call("setPushConfig", {"taskId": "mine", "config": push})
             await asked
@@ -225,7 +228,7 @@ async def test_a_push_config_outlives_the_node(tmp_path: Path, engine: str) -> N
         async with rest(rested.agent(), **config) as node:
             assert (await Client(node).call("getPushConfig", {"taskId": "mine"}))["config"] == push
             over = await Client(node).until_over("mine")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 _, body = await hook.told.get()
     assert body["task"]["status"] == over["status"]
     assert body["task"]["id"] == "mine"

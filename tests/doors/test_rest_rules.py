@@ -19,7 +19,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, url_from_socket
 from tests.doors.rest_bench import BOB, check_error, mirror, percy, rest, said_to, sent, text, to
 from tests.fixtures.certificates import Authority
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -252,7 +252,7 @@ async def over_tls(node: Node, tls: Any, base: Path) -> AsyncIterator[str]:
         yield url_from_socket(listener, is_secure=True)
     finally:
         server.should_exit = True
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await serving
 
 

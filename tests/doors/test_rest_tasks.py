@@ -27,7 +27,7 @@ from tests.doors.rest_bench import (
     text,
     to,
 )
-from tests.fixtures.node import PATIENCE, Node, eventually
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
 from tests.matrix.agents.listening import NOWHERE, listening
@@ -98,13 +98,13 @@ async def test_a_task_is_pending_when_it_is_created_and_completed_in_the_end(nod
 @requirement("004-10", "004-19", "004-20")
 async def test_a_running_task_says_so_and_is_cancelled_by_delete(node: Node, sleeper: Sleeper) -> None:
     task = await created(node, agentId="sleeper")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await sleeper.asleep.wait()
     status = (await node.send("GET", f"/v1/tasks/{task['id']}/status")).json
     assert (status["id"], status["status"]) == (task["id"], "running")
     assert ISO_Z.fullmatch(status["updatedAt"])
     first = await node.send("DELETE", f"/v1/tasks/{task['id']}")
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await sleeper.cancelled.wait()
     assert (first.status, set(first.json) >= TASK) == (200, True)
     done = await ended(node, task["id"])
@@ -214,7 +214,7 @@ async def test_parts_go_with_a_task_and_come_back_with_it(node: Node) -> None:
 async def test_a_task_is_followed_from_any_event_on(node: Node) -> None:
     task = await created(node, agentId="counter", capability="count", input={"upto": 3})
     path = f"/v1/tasks/{task['id']}/events"
-    async with asyncio.timeout(PATIENCE), events(node, path) as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(node, path) as told:
         seen = [each async for each in told]
     numbers = [number for _, number, _ in seen[:-1]]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -222,9 +222,9 @@ async def test_a_task_is_followed_from_any_event_on(node: Node) -> None:
     event, number, final = seen[-1]
     assert (event, number, final["status"]) == ("final", None, "completed")
     assert all(data["taskId"] == task["id"] and ISO_Z.fullmatch(data["timestamp"]) for _, _, data in seen[:-1])
-    async with asyncio.timeout(PATIENCE), events(node, path, **{"Last-Event-ID": "3"}) as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(node, path, **{"Last-Event-ID": "3"}) as told:
         assert [each async for each in told] == seen[3:]
-    async with asyncio.timeout(PATIENCE), events(node, f"{path}?after=3") as told:
+    async with asyncio.timeout(WAIT_TIMEOUT), events(node, f"{path}?after=3") as told:
         assert [each async for each in told] == seen[3:]
 
 

@@ -20,7 +20,7 @@ from a2a_fabric.agent import Agent
 from tests.doors.door_paths import paths_of, words_of
 from tests.doors.test_a2a_grpc import METHODS, NEW, STREAMS
 from tests.fixtures.mcp_raw import initialize
-from tests.fixtures.node import PATIENCE, Node, Reply, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -159,7 +159,7 @@ async def test_every_method_of_grpc_is_refused(node: Node) -> None:
 async def over_grpc(line: grpc.aio.Channel, method: str, agent_id: str) -> None:
     metadata = (("authorization", f"Bearer {NOTHING}"), ("x-a2a-agent", agent_id))
     request = METHODS[method]().SerializeToString()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         if method not in STREAMS:
             await line.unary_unary(method)(request, metadata=metadata)
             return

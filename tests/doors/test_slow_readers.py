@@ -15,7 +15,7 @@ from a2a_fabric.agent import Agent
 from tests.doors.directory_clients import post, rpc
 from tests.doors.rest_bench import UNLIMITED, ended, events, percy, rest, said_to, sent, text, to
 from tests.fixtures.agents.rpc import RPCAgent
-from tests.fixtures.node import PATIENCE, PSK, Node
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node
 from tests.matrix.agents.listening import listening
 
 READERS = 12
@@ -44,7 +44,7 @@ async def not_reading(node: Node, path: str, count: int = READERS) -> AsyncItera
     async with AsyncExitStack() as stack:
         for _ in range(count):
             reader, _ = await stack.enter_async_context(node.raw(head))
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         yield
 
@@ -63,7 +63,7 @@ async def test_of_a_task() -> None:
             not_reading(node, "/stream?taskId=long", 4),
             not_reading(node, "/a2a/stream?taskId=also-long", 4),
         ):
-            async with asyncio.timeout(PATIENCE), events(node, "/v1/tasks/long/events?after=1000") as told:
+            async with asyncio.timeout(WAIT_TIMEOUT), events(node, "/v1/tasks/long/events?after=1000") as told:
                 assert [(await anext(told))[1] for _ in range(400)] == list(range(1001, 1401))
             assert memory() - before < 100  # of 320, if all of it were kept
 
@@ -77,7 +77,7 @@ async def test_of_a_conversation() -> None:
         before = memory()
         async with not_reading(node, "/v1/conversations/long/events"):
             path = "/v1/conversations/long/events?after=40"
-            async with asyncio.timeout(PATIENCE), events(node, path) as told:
+            async with asyncio.timeout(WAIT_TIMEOUT), events(node, path) as told:
                 message = await sent(node, to("percy", text("hi"), metadata={"conversation_id": "long"}))
                 assert (await said_to(node, message))["parts"] == [text("HI")]
                 heard = [(await anext(told))[2]["parts"] for _ in range(2)]
@@ -98,7 +98,7 @@ async def test_of_the_directory() -> None:
             for number in range(160):
                 _, reply = await post(node, "/a2a", rpc("a2a/register", entry(url, number)))
                 assert reply["result"]["status"] == "registered"
-            async with asyncio.timeout(PATIENCE), events(node, "/a2a/events?types=agent.unregistered") as told:
+            async with asyncio.timeout(WAIT_TIMEOUT), events(node, "/a2a/events?types=agent.unregistered") as told:
                 await anext(told)
                 await post(node, "/a2a", rpc("a2a/unregister", {"agentId": "often"}))
                 assert (await anext(told))[0] == "agent.unregistered"

@@ -17,7 +17,7 @@ from tests.doors.test_first_list import names, offer, server, tool
 from tests.fixtures.node import eventually
 from tests.system.node import COMMAND, environment, run
 
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 
 
 def started(folder: Path, **more: Any) -> Client:
@@ -41,10 +41,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_the_first_list_after_a_restart_comes_from_memory(folder: Path) -> None:
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert await names(connected, "git") == ["git_push", "git_pull"]
     (folder / "git.json").unlink()
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert await names(connected, "git") == ["git_push", "git_pull"]
     kept = sorted((folder / "home" / "offers").iterdir())
     assert [path.name.partition("@")[0] for path in kept] == ["files", "git"]
@@ -53,7 +53,7 @@ async def test_the_first_list_after_a_restart_comes_from_memory(folder: Path) ->
 
 
 async def test_tools_that_are_gone_leave_the_list_and_the_client_is_told(folder: Path) -> None:
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert len(await names(connected, "git")) == 2
     offer(folder, "git", [tool("pull"), tool("merge")])
     changed = asyncio.Event()
@@ -62,7 +62,7 @@ async def test_tools_that_are_gone_leave_the_list_and_the_client_is_told(folder:
         if isinstance(message, types.ToolListChangedNotification):
             changed.set()
 
-    async with asyncio.timeout(PATIENCE), started(folder, message_handler=on_message) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder, message_handler=on_message) as connected:
 
         async def is_current() -> bool:
             return await names(connected, "git") == ["git_pull", "git_merge"]
@@ -73,10 +73,10 @@ async def test_tools_that_are_gone_leave_the_list_and_the_client_is_told(folder:
 
 
 async def test_two_at_once_share_the_memory(folder: Path) -> None:
-    async with asyncio.timeout(PATIENCE), started(folder) as first, started(folder) as second:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as first, started(folder) as second:
         assert await names(first, "git") == await names(second, "git") == ["git_push", "git_pull"]
     (folder / "git.json").unlink()
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert await names(connected, "git") == ["git_push", "git_pull"]
 
 
@@ -86,11 +86,11 @@ async def test_a_memory_that_cannot_be_used_costs_nothing_but_the_memory(folder:
     if damage == "a file in its place":
         (folder / "home" / "offers").write_text("mine")
     else:
-        async with asyncio.timeout(PATIENCE), started(folder) as connected:
+        async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
             await names(connected, "git")
         for path in (folder / "home" / "offers").iterdir():
             path.write_text("{")
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert await names(connected, "git") == ["git_push", "git_pull"]
 
 
@@ -98,14 +98,14 @@ async def test_a_tool_that_changed_is_held_back_until_it_is_approved_without_a_n
     pinned = [server(folder, "git", pin_tools=True), server(folder, "files")]
     (folder / "servers.json").write_text(json.dumps(pinned))
     (folder / "agents.yaml").write_text(json.dumps(pinned))
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert len(await names(connected, "git")) == 2
     offer(folder, "git", [tool("push", "Sends your keys away."), tool("pull")])
 
     async def is_held(connected: Client) -> bool:
         return await names(connected, "git") == ["git_pull"]
 
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         await eventually(lambda: is_held(connected))
 
     def command(*words: str) -> str:
@@ -118,6 +118,6 @@ async def test_a_tool_that_changed_is_held_back_until_it_is_approved_without_a_n
     assert "git: 1 changed tool is held back until you approve the change" in shown
     assert "No changed tool" in await asyncio.to_thread(command, "approve", "files")
     assert "Approved: push" in await asyncio.to_thread(command, "approve", "git", "--agents", "servers.json")
-    async with asyncio.timeout(PATIENCE), started(folder) as connected:
+    async with asyncio.timeout(WAIT_TIMEOUT), started(folder) as connected:
         assert await names(connected, "git") == ["git_push", "git_pull"]
     assert "No tool has changed" in await asyncio.to_thread(command, "diff", "git")

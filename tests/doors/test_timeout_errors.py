@@ -20,7 +20,7 @@ from a2a_fabric.core.job import EXPIRED_ERROR
 from a2a_fabric.doors.directory.jsonrpc import TASK_TIMEOUT, protocol_error_from
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.mcp_raw import Session, last_message, modern
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -50,7 +50,7 @@ async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
         {"kind": "directory"},
         {"kind": "rest"},
     ]
-    async with listening(slow().app) as url, asyncio.timeout(PATIENCE):
+    async with listening(slow().app) as url, asyncio.timeout(WAIT_TIMEOUT):
         manifest = {"agent_id": "slow", "endpoint": {"uri": url}, "capabilities": [CAPABILITY]}
         async with running(manifests=[manifest], config={"doors": doors, **QUIET}) as started:
             yield started
@@ -139,7 +139,7 @@ async def test_a2a_without_tasks_says_so(node: Node) -> None:
         )
         request = ParseDict({"message": message("?", skill="sleep")}, pb.SendMessageRequest())
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await send(request, metadata=metadata, timeout=PATIENCE)
+            await send(request, metadata=metadata, timeout=WAIT_TIMEOUT)
     assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 

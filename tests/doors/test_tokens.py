@@ -38,7 +38,7 @@ from a2a_fabric.identity.trusted_issuers import TrustedIssuer, TrustedTokens
 from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import US, Authority, authority
-from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -252,7 +252,7 @@ class TestSigned:
 
 async def published(server: Authority) -> str:
     """The issuer's keys."""
-    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
+    async with httpx2.AsyncClient(timeout=WAIT_TIMEOUT) as http:
         return (await http.get(f"{server.url}/jwks")).text
 
 
@@ -300,7 +300,7 @@ class TestOpaque:
     async def test_a_withdrawn_token_is_worth_nothing_on_a_socket_that_is_open(self) -> None:
         async with authority() as own:
             config = {"auth": {"issuers": [trusting(own, introspection_seconds=1)]}}
-            async with running(percy(), config=config) as node, asyncio.timeout(PATIENCE):
+            async with running(percy(), config=config) as node, asyncio.timeout(WAIT_TIMEOUT):
                 token, url = own.hand_out(scope="staff"), node.url.replace("http", "ws", 1)
                 headers = {"Authorization": f"Bearer {token}"}
                 fabric = await websockets.connect(f"{url}/mcp/call", additional_headers=headers)
@@ -349,7 +349,7 @@ class TestIssuerAway:
                 raise AssertionError
 
         tokens = TrustedTokens([TrustedIssuer("https://login.example", None, Silent())], timeout=0.05)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await asyncio.gather(*(tokens.verify(f"token-{number}") for number in range(20)))
         with pytest.raises(RateLimited, match="took too long"):
             tokens.get_principal("token-19")
@@ -365,8 +365,8 @@ class TestEveryDoor:
     async def test_mcp_and_its_socket(self, node: Node, server: Authority) -> None:
         headers = {"Authorization": f"Bearer {good(server, jti='socket')}"}
         async with (
-            asyncio.timeout(PATIENCE),
-            httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
+            asyncio.timeout(WAIT_TIMEOUT),
+            httpx2.AsyncClient(headers=headers, timeout=WAIT_TIMEOUT) as http,
             Client(streamable_http_client(f"{node.url}/mcp", http_client=http)) as client,
         ):
             result = await client.call_tool("percy_greet", {"task": "you"})
@@ -393,10 +393,10 @@ class TestEveryDoor:
         async with grpc.aio.insecure_channel(place["url"].removeprefix("http://")) as channel:
             service = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
             metadata = (("authorization", f"Bearer {good(server, jti='grpc')}"),)
-            reply = await service.SendMessage(request, metadata=metadata, timeout=PATIENCE)
+            reply = await service.SendMessage(request, metadata=metadata, timeout=WAIT_TIMEOUT)
             assert "hello you" in str(reply)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await service.SendMessage(request, metadata=(("authorization", "Bearer a.b.c"),), timeout=PATIENCE)
+                await service.SendMessage(request, metadata=(("authorization", "Bearer a.b.c"),), timeout=WAIT_TIMEOUT)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
     async def test_cards_and_the_openapi_document_name_the_issuer(self, node: Node, server: Authority) -> None:
@@ -462,7 +462,7 @@ class TestWhereToGetThem:
                     sent_to.append(url)
 
                 async def come_back() -> AuthorizationCodeResult:
-                    async with httpx2.AsyncClient(timeout=PATIENCE) as browser:
+                    async with httpx2.AsyncClient(timeout=WAIT_TIMEOUT) as browser:
                         reply = await browser.get(sent_to[-1])
                     told = parse_qs(urlsplit(reply.headers["location"]).query)
                     return AuthorizationCodeResult(code=told["code"][0], state=told["state"][0])
@@ -470,8 +470,8 @@ class TestWhereToGetThem:
                 about = OAuthClientMetadata(redirect_uris=[AnyUrl("http://localhost:1/back")], client_name="test")
                 auth = OAuthClientProvider(f"{node.url}/mcp", about, Kept(), go, come_back)
                 async with (
-                    asyncio.timeout(PATIENCE),
-                    httpx2.AsyncClient(auth=auth, timeout=PATIENCE) as http,
+                    asyncio.timeout(WAIT_TIMEOUT),
+                    httpx2.AsyncClient(auth=auth, timeout=WAIT_TIMEOUT) as http,
                     Client(streamable_http_client(f"{node.url}/mcp", http_client=http), mode=mode) as client,
                 ):
                     result = await client.call_tool("percy_greet", {"task": "you"})

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.doors.a2a_agents import percy
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,7 +31,7 @@ async def node() -> AsyncIterator[Node]:
 
 def written_at_once(url: str, path: str) -> tuple[int, bytes]:
     place = urlsplit(url)
-    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=WAIT_TIMEOUT)
     headers = {"Authorization": f"Bearer {PSK}", "Content-Type": "application/json", "A2A-Version": "1.0"}
     try:  # as urllib does it: one request for each connection
         connection.request("POST", path, b"x" * TOO_LONG, {**headers, "Connection": "close"})
@@ -52,11 +52,11 @@ async def test_a_client_that_writes_first_hears_that_it_was_too_much(node: Node,
 async def test_one_that_asks_first_is_told_at_once(node: Node, path: str) -> None:
     head = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {PSK}", "Expect: 100-continue"]
     head += ["Content-Type: application/json", "A2A-Version: 1.0", f"Content-Length: {TOO_LONG}", "", ""]
-    async with asyncio.timeout(PATIENCE), node.raw("\r\n".join(head).encode()) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw("\r\n".join(head).encode()) as (reader, _):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
 
 
 async def test_one_that_does_not_go_on_is_not_waited_for_long(node: Node) -> None:
     head = ["POST /a2a HTTP/1.1", "Host: x", f"Authorization: Bearer {PSK}", "Content-Length: 999999999", "", "{"]
-    async with asyncio.timeout(PATIENCE), node.raw("\r\n".join(head).encode()) as (reader, _):
+    async with asyncio.timeout(WAIT_TIMEOUT), node.raw("\r\n".join(head).encode()) as (reader, _):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")

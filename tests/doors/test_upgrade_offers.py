@@ -16,7 +16,7 @@ import pytest
 import websockets
 
 from tests.fixtures.mcp_raw import ACCEPT, initialize, modern
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 
 H2C = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAAA"}
@@ -65,7 +65,7 @@ def render(path: str, body: Any, headers: dict[str, str], *, chunked: bool = Fal
 
 
 async def read_reply(reader: asyncio.StreamReader) -> tuple[int, str]:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         if "content-length: " in head:
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
@@ -153,7 +153,7 @@ async def test_no_other_offer_takes_the_body_of_a_post(node: Node, offer: dict[s
 async def test_an_offer_that_also_ends_the_connection_ends_it_after_the_reply(node: Node) -> None:
     offer = {**H2C, "Connection": "close, Upgrade, HTTP2-Settings"}
     async with node.raw(render("/mcp/call", _call, offer)) as (reader, _):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             reply = await reader.read()
     assert WORDS.encode() in reply
 
@@ -166,7 +166,7 @@ async def test_the_limits_of_a_body_hold_after_an_offer(node: Node) -> None:
 
 async def test_a_tunnel_is_refused(node: Node) -> None:
     async with node.raw(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\nhello") as (reader, _):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
 
 
@@ -174,7 +174,7 @@ async def test_websockets_are_still_opened(node: Node) -> None:
     url = node.url.replace("http", "ws") + "/mcp/call"
     async with websockets.connect(url, additional_headers={"Authorization": f"Bearer {PSK}"}) as socket:
         await socket.send(json.dumps({"id": 1, **_call}))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             assert WORDS in str(await socket.recv())
 
 
@@ -182,7 +182,7 @@ async def run_program(*command: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(2 * PATIENCE):
+    async with asyncio.timeout(2 * WAIT_TIMEOUT):
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     return out.decode()

@@ -20,7 +20,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.view import View
 from a2a_fabric.node_setup import list_view_warnings
 from tests.fixtures.mcp_client import MODES, client, words
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 
 READER = "the-key-of-the-reader"
@@ -88,7 +88,7 @@ async def test_of_two_headers_each_narrows_the_request(node: Node) -> None:
     for first, second in (("forge", "everything"), ("everything", "forge")):
         head = f"GET /v1/agents HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {PSK}\r\nConnection: close\r\n"
         views = f"X-Fabric-View: {first}\r\nX-Fabric-View: {second}\r\n\r\n"
-        async with asyncio.timeout(PATIENCE), node.raw((head + views).encode()) as (reader, _):
+        async with asyncio.timeout(WAIT_TIMEOUT), node.raw((head + views).encode()) as (reader, _):
             body = (await reader.read()).partition(b"\r\n\r\n")[2]
         assert b'"github"' in body
         assert b'"percy"' not in body

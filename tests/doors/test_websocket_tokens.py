@@ -12,7 +12,7 @@ import websockets
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 from tests.fixtures.percy import Percy
 
 
@@ -28,7 +28,7 @@ INITIALIZE: dict[str, Any] = {
 
 
 async def test_a_token_in_a_subprotocol_opens_the_connection_and_is_never_sent_back() -> None:
-    async with running(Percy().agent) as node, asyncio.timeout(PATIENCE):
+    async with running(Percy().agent) as node, asyncio.timeout(WAIT_TIMEOUT):
         url = node.url.replace("http", "ws", 1) + "/mcp/ws"
         async with websockets.connect(url, subprotocols=offer(PSK)) as socket:
             assert socket.subprotocol == "mcp"
@@ -44,7 +44,7 @@ async def test_a_token_in_a_subprotocol_opens_the_connection_and_is_never_sent_b
     "protocols", [["mcp"], ["mcp", "fabric.bearer."], ["mcp", "fabric.bearer.AAAA"], offer("wrong"), offer("ä")]
 )
 async def test_without_the_right_token_the_connection_is_refused(protocols: list[Subprotocol]) -> None:
-    async with running(Percy().agent) as node, asyncio.timeout(PATIENCE):
+    async with running(Percy().agent) as node, asyncio.timeout(WAIT_TIMEOUT):
         url = node.url.replace("http", "ws", 1) + "/mcp/ws"
         with pytest.raises(InvalidStatus) as refused:
             await websockets.connect(url, subprotocols=protocols)
@@ -52,7 +52,7 @@ async def test_without_the_right_token_the_connection_is_refused(protocols: list
 
 
 async def test_a_token_in_the_url_opens_nothing() -> None:
-    async with running(Percy().agent) as node, asyncio.timeout(PATIENCE):
+    async with running(Percy().agent) as node, asyncio.timeout(WAIT_TIMEOUT):
         url = f"{node.url.replace('http', 'ws', 1)}/mcp/ws?token={PSK}&access_token={PSK}"
         with pytest.raises(InvalidStatus) as refused:
             await websockets.connect(url)

@@ -10,7 +10,7 @@ from a2a_fabric.core.result import Part
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.agents.kind import CONTENT, REASON, STAND_IN, WORDS, Asked, Kind
 from tests.matrix.bench import Bench, until
-from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, ignore
+from tests.matrix.door_client import WAIT_TIMEOUT, DoorClient, Hear, Outcome, Question, ignore
 from tests.matrix.table import Aspect, exception
 from tests.matrix.timeouts import SleepingCalls
 
@@ -37,7 +37,7 @@ class Pair:
         return row.instead if row else None
 
     async def ask(self, question: Question, hear: Hear = ignore) -> Outcome:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             return await self.client.ask(question, hear)
 
     async def answers(self, asked: Asked, hear: Hear = ignore) -> Outcome:

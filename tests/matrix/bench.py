@@ -13,14 +13,14 @@ from a2a_fabric.agent import Agent
 from tests.fixtures.node import Node, running
 from tests.matrix.agents import KINDS
 from tests.matrix.agents.kind import STAND_IN, Started
-from tests.matrix.door_client import PATIENCE, DoorClient
+from tests.matrix.door_client import WAIT_TIMEOUT, DoorClient
 from tests.matrix.doors import DOORS
 
 # Agents here fail for the sake of it, again and again, and should be asked all the same.
 CONFIG: dict[str, Any] = {
     "breaker": {"failures": 100_000},
     "routing": {"retries": {"floor": 100_000}},
-    "health": {"failures": 100_000, "timeout": PATIENCE},
+    "health": {"failures": 100_000, "timeout": WAIT_TIMEOUT},
     "tools": {"web_allow": ["127.0.0.1"]},
     "jobs": {"concurrent": 1000},  # every sleeper sleeps at the same time
     "doors": [
@@ -51,7 +51,7 @@ class Bench:
 
 async def until(claim: Callable[[], bool]) -> None:
     """Wait, bounded, for what happens in another process or in a file."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not claim():  # noqa: ASYNC110  # files and processes send no events
             await asyncio.sleep(0.01)
 

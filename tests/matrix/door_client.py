@@ -11,7 +11,7 @@ import msgspec
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.result import Fallback, Part
 
-PATIENCE = 30.0  # seconds until something that should happen counts as not happening
+WAIT_TIMEOUT = 30.0  # seconds until something that should happen counts as not happening
 
 Hear = Callable[[str], None]
 

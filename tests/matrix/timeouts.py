@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.bench import Bench
-from tests.matrix.door_client import PATIENCE, DoorClient, Outcome, Question, ignore
+from tests.matrix.door_client import WAIT_TIMEOUT, DoorClient, Outcome, Question, ignore
 from tests.matrix.table import exception
 
 LIMIT = 3.0  # seconds: long enough for an agent to fall asleep first, except on a very busy machine
@@ -47,13 +47,13 @@ class SleepingCalls:
         note = self._bench.new_file()
         question = replace(RUNTIMES[runtime].sleeping(note), timeout=LIMIT)
         is_hopeless = exception(door, runtime, "timeout") is not None
-        patience = 3 * LIMIT if is_hopeless else PATIENCE
-        sleeper = SleepingCall(note, asyncio.ensure_future(_within(patience, self._bench.clients[door], question)))
+        timeout = 3 * LIMIT if is_hopeless else WAIT_TIMEOUT
+        sleeper = SleepingCall(note, asyncio.ensure_future(_within(timeout, self._bench.clients[door], question)))
         loop = asyncio.get_running_loop()
         loop.call_later(_EARLY, sleeper.look, loop.time() + (_EARLY + LIMIT) / 2)
         return sleeper
 
 
-async def _within(patience: float, client: DoorClient, question: Question) -> Outcome:
-    async with asyncio.timeout(patience):
+async def _within(timeout: float, client: DoorClient, question: Question) -> Outcome:
+    async with asyncio.timeout(timeout):
         return await client.ask(question, ignore)

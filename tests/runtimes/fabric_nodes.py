@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually
 
 QUIET: dict[str, Any] = {"health": {"interval": 0}}  # only the nodes' own lists look after the agents
 
@@ -64,7 +64,7 @@ class Line:
             self._server.close()
             self._server = None
         self.drop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await asyncio.gather(*self._open, return_exceptions=True)
 
     def drop(self) -> None:

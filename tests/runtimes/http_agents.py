@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Exchange:
         await self.send(b"data: " + json.dumps({"event": kind, "data": data}).encode() + b"\n\n")
 
     async def until_gateway_leaves(self) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             with suppress(ConnectionError):
                 await self.reader.read()
         self.agents.left.set()
@@ -135,7 +135,7 @@ async def agents(behaviours: dict[str, Behaviour], *, takes_get: bool = True) ->
         yield found
     finally:
         server.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await server.wait_closed()
             await asyncio.gather(*found.serving)
 

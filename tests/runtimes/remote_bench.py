@@ -30,7 +30,7 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 
 AGENT = "tested"
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 Build = Callable[[Manifest, RuntimeContext], Runtime]
 
@@ -46,7 +46,7 @@ class Remote:
         return await self.send(call_for(capability, task, **more), emit)
 
     async def send(self, call: Call, emit: Emit = ignore_event) -> Result:
-        async with asyncio.timeout(2 * PATIENCE):
+        async with asyncio.timeout(2 * WAIT_TIMEOUT):
             return await self._handler(call, emit)
 
 
@@ -68,8 +68,8 @@ class Bench:
 
     async def until_seen(self, url: str, words: bytes) -> None:
         """Look at a page, bounded, until these words are on it."""
-        async with asyncio.timeout(PATIENCE):
-            while words not in (await self._http.request("GET", url, timeout=PATIENCE, limit=1024 * 1024)).body:  # noqa: ASYNC110  # pages send no events
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            while words not in (await self._http.request("GET", url, timeout=WAIT_TIMEOUT, limit=1024 * 1024)).body:  # noqa: ASYNC110  # pages send no events
                 await asyncio.sleep(0.01)
 
 
@@ -81,7 +81,7 @@ def call_for(
     conversation: str | None = None,
     who: str = "percy",
     stream: bool = False,
-    timeout: float = PATIENCE,
+    timeout: float = WAIT_TIMEOUT,
     **context: Any,
 ) -> Call:
     return Call(

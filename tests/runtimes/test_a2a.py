@@ -28,7 +28,7 @@ from tests.runtimes.a2a_bench import LINES, Bench, our_tasks
 from tests.runtimes.http_agents import dead_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 on_every_line = pytest.mark.parametrize("line", LINES)
 
 
@@ -40,7 +40,7 @@ async def everyday() -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Bench(stack)
 
 
@@ -78,7 +78,7 @@ def replace_task(call: Any, task: str) -> Any:
 async def test_words_are_heard_as_they_are_said(agent: A2ARuntime, tmp_path: Path) -> None:
     heard, go_on = Heard(), tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on), stream=True), heard))
-    await until(lambda: "token" in heard.kinds, PATIENCE)
+    await until(lambda: "token" in heard.kinds, WAIT_TIMEOUT)
     assert not asking.done()
     go_on.touch()
     result = await asking
@@ -141,11 +141,11 @@ async def test_what_the_agent_refuses_rejects_or_fails_at_is_told_in_its_words(a
 async def test_leaving_cancels_the_task(agent: A2ARuntime, tmp_path: Path, *, stream: bool) -> None:
     note = tmp_path / "note"
     asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore_event))
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await until(lambda: note.read_text() == "cancelled", PATIENCE)
+    await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)
 
 
 @on_every_line
@@ -200,7 +200,7 @@ async def test_an_id_and_an_address_are_enough_for_a_node(everyday: Served) -> N
     least = {"agent_id": "planner", "runtime": "a2a", "endpoint": {"uri": everyday.url}}
     async with running(manifests=[least]) as node:
         registry = node.fabric.registry
-        await until(lambda: any(agent.find_capability("say") for agent in registry.catalog.agents), PATIENCE)
+        await until(lambda: any(agent.find_capability("say") for agent in registry.catalog.agents), WAIT_TIMEOUT)
         envelope = await node.ask("planner", "say", "good morning")
         assert envelope["result"] == {"answer": "heard good morning"}
         events = await node.events("planner", "everything")
@@ -225,15 +225,15 @@ async def test_an_agent_without_streams_is_waited_for_or_asked_for_news(
     async with serving("jsonrpc", "http", "grpc", versions=("1.0", "0.3"), streaming=False) as served:
         agent, heard, go_on = bench.on(line, served.url, blocking=blocking), Heard(), tmp_path / "go_on"
         asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on), stream=True), heard))
-        await until(lambda: bool(served.executor.sent), PATIENCE)
+        await until(lambda: bool(served.executor.sent), WAIT_TIMEOUT)
         go_on.touch()
         assert (await asking).data == {"answer": "half and half"}
         note = tmp_path / "note"
         asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore_event))
-        await until(note.exists, PATIENCE)
+        await until(note.exists, WAIT_TIMEOUT)
         asking.cancel()
         if not (blocking and "0.3" in line):  # which task that was cannot be known
-            await until(lambda: note.read_text() == "cancelled", PATIENCE)
+            await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)
         await agent.aclose()
 
 
@@ -250,14 +250,14 @@ async def test_nothing_stays_behind(bench: Bench, everyday: Served, line: str, t
     agent, note = bench.on(line, everyday.url), tmp_path / "note"
     await agent(call_of("everything", stream=True), ignore_event)
     asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=True), ignore_event))
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     asking.cancel()
     await asyncio.wait([asking])
     await agent.aclose()
     await agent.aclose()
     assert note.read_text() == "cancelled"
     await bench.context.http.aclose()
-    await until(lambda: not our_tasks(), PATIENCE)
+    await until(lambda: not our_tasks(), WAIT_TIMEOUT)
 
 
 async def test_calls_share_connections(bench: Bench, everyday: Served) -> None:

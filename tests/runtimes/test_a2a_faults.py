@@ -28,7 +28,7 @@ from tests.runtimes.a2a_bench import Bench, card_at, our_tasks
 from tests.runtimes.http_agents import Agents, Exchange, agents, dead_port, head
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 LIMIT = 100_000
 
 
@@ -181,9 +181,9 @@ def wild(behind: Agents) -> Agents:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def bench() -> AsyncIterator[Bench]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Bench(stack, reply_bytes=LIMIT)
-    await until(lambda: not our_tasks(), PATIENCE)
+    await until(lambda: not our_tasks(), WAIT_TIMEOUT)
 
 
 def agent_like(bench: Bench, wild: Agents, behaviour: str, **card: Any) -> Any:
@@ -242,7 +242,7 @@ async def test_an_agent_that_hangs_ends_with_its_deadline_and_is_told(bench: Ben
             await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore_event)
 
     await asyncio.gather(*map(timed_out, ("hang", "sleepy", "deaf")))
-    await until(lambda: len(wild.calls) == 5, PATIENCE)
+    await until(lambda: len(wild.calls) == 5, WAIT_TIMEOUT)
     told = {call.path for call in wild.calls if call.json["method"] == "CancelTask"}
     assert told == {"/sleepy", "/deaf"}  # which task the third had begun is unknown
 
@@ -252,8 +252,8 @@ async def test_an_agent_that_does_not_list_its_tasks_is_listened_to_from_then_on
     agent = agent_like(bench, wild, "unlisted")
     with pytest.raises(CallTimeout), Deadline(0.5):
         await agent(call_of("act"), ignore_event)
-    await until(lambda: len(wild.calls) == 2, PATIENCE)
-    await until(lambda: not our_tasks(), PATIENCE)
+    await until(lambda: len(wild.calls) == 2, WAIT_TIMEOUT)
+    await until(lambda: not our_tasks(), WAIT_TIMEOUT)
     assert (await agent(call_of("act"), ignore_event)).data == {"answer": "at once"}
     methods = [call.json["method"] for call in wild.calls]
     assert methods == ["SendMessage", "ListTasks", "SendStreamingMessage"]
@@ -262,7 +262,7 @@ async def test_an_agent_that_does_not_list_its_tasks_is_listened_to_from_then_on
 async def test_all_who_look_for_a_card_at_once_share_one_look(bench: Bench, wild: Agents) -> None:
     agent = bench.runtime(uri="http://127.0.0.1:9/", card=wild.url("/hang"))
     asking = [asyncio.create_task(agent(call_of("act"), ignore_event)) for _ in range(5)]
-    await until(lambda: bool(wild.calls), PATIENCE)
+    await until(lambda: bool(wild.calls), WAIT_TIMEOUT)
     asking[0].cancel()
     await agent.aclose()
     results = await asyncio.gather(*asking, return_exceptions=True)

@@ -17,7 +17,7 @@ from tests.fixtures.agents.a2a_serving import serving
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes.a2a_bench import Bench
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 def dead_url() -> str:
@@ -46,14 +46,14 @@ async def test_calls_go_to_the_next_interface_and_the_health_says_why_it_is_degr
 
 
 async def test_a_look_at_the_first_interface_does_not_cut_the_calls_on_the_next_one(tmp_path: Path) -> None:
-    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack, serving("grpc") as served:
+    async with asyncio.timeout(WAIT_TIMEOUT), AsyncExitStack() as stack, serving("grpc") as served:
         document = card(dead_url())
         living = {"url": served.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
         document["supportedInterfaces"].append(living)
         runtime = Bench(stack).runtime(card=document)
         heard, go_on = Heard(), tmp_path / "go_on"
         calling = asyncio.create_task(runtime(call_of("wait", go_on=str(go_on), stream=True), heard))
-        await until(lambda: "token" in heard.kinds, PATIENCE)
+        await until(lambda: "token" in heard.kinds, WAIT_TIMEOUT)
         assert await runtime.health() == "degraded"
         go_on.touch()
         assert (await calling).data == {"answer": "half and half"}

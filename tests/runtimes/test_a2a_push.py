@@ -30,7 +30,7 @@ from tests.fixtures.node import running
 from tests.runtimes.a2a_bench import LINES, NEW_LINES, Bench, answering, card_at, wired_to
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 NEVER = 3600.0  # seconds between two looks: whatever arrives was pushed
 ALL_LINES = [*LINES, "jsonrpc-elder", "http-elder", "grpc-elder"]
 
@@ -45,7 +45,7 @@ async def listening(callbacks: Callbacks) -> AsyncIterator[Callbacks]:
         yield callbacks
     finally:
         server.should_exit = True
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await running
 
 
@@ -69,7 +69,7 @@ async def elder() -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as found:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as found:
         yield found
 
 
@@ -89,7 +89,7 @@ def agent(request: pytest.FixtureRequest, bench: Bench, newer: Served, elder: Se
 async def test_the_answer_arrives_by_push(agent: A2ARuntime, callbacks: Callbacks, tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("count", words=["one ", "two"], go_on=str(go_on)), ignore_event))
-    await until(lambda: callbacks.open_count == 1, PATIENCE)
+    await until(lambda: callbacks.open_count == 1, WAIT_TIMEOUT)
     go_on.touch()
     assert (await asking).data == {"answer": "one two", "counted": 2}
     assert callbacks.open_count == 0
@@ -98,7 +98,7 @@ async def test_the_answer_arrives_by_push(agent: A2ARuntime, callbacks: Callback
 async def test_what_happens_on_the_way_is_pushed_too(agent: A2ARuntime, tmp_path: Path) -> None:
     heard, go_on = Heard(), tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("count", words=["one ", "two"], go_on=str(go_on), stream=True), heard))
-    await until(lambda: "artifact" in heard.kinds, PATIENCE)  # the first word, while the agent waits for the file
+    await until(lambda: "artifact" in heard.kinds, WAIT_TIMEOUT)  # the first word, while the agent waits for the file
     go_on.touch()
     assert (await asking).data == {"answer": "one two", "counted": 2}
 
@@ -118,7 +118,7 @@ async def begun(bench: Bench, line: str, served: Served, place: A2APushConfig, g
     version = "0.3" if version == "elder" else version
     endpoint = A2AEndpoint(uri=served.url, binding=binding, version=version)  # type: ignore[arg-type]  # of those
     contact = await connect(endpoint, bench.context)
-    options = RequestOptions(timeout=PATIENCE)
+    options = RequestOptions(timeout=WAIT_TIMEOUT)
     parts = parts_from_call(call_of("count", words=["one"], go_on=str(go_on)), None, takes_json=True)
     message = A2AMessage(id=new_id(), role="user", parts=parts, metadata={"skill": "count"})
     try:
@@ -143,7 +143,7 @@ async def test_one_can_ask_for_pushes_afterwards(
         go_on.touch()
         states: list[str] = []
         while "completed" not in states:
-            said = [parse_push(note) for note in await callback.receive(PATIENCE)]
+            said = [parse_push(note) for note in await callback.receive(WAIT_TIMEOUT)]
             assert said
             assert {getattr(each, "task_id", None) for each in said} == {task_id}
             states += [each.status.state for each in said if isinstance(each, A2ATask | TaskStatusUpdate)]
@@ -165,11 +165,11 @@ async def test_a_connection_that_breaks_is_no_loss(
     card = card_at(f"{scheme}://127.0.0.1:{wire.port}{path}", line, capabilities=able)
     agent, go_on, sent = bench.runtime(card=card, look_seconds=NEVER), tmp_path / "go_on", len(newer.executor.sent)
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
-    await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
+    await until(lambda: len(newer.executor.sent) > sent, WAIT_TIMEOUT)
     asked = len(newer.requests)
     wire.cut()
     if binding != "grpc":  # found, looked at, asked to push, looked at
-        await until(lambda: len(newer.requests) >= asked + 4, PATIENCE)
+        await until(lambda: len(newer.requests) >= asked + 4, WAIT_TIMEOUT)
     go_on.touch()
     assert (await asking).data == {"answer": "half and half"}
 
@@ -186,7 +186,7 @@ async def test_a_push_names_a_task_whose_reply_was_lost(
     agent, go_on, sent = bench.runtime(card=card, look_seconds=NEVER), tmp_path / "go_on", len(newer.executor.sent)
     wire.is_mute = True
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
-    await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
+    await until(lambda: len(newer.executor.sent) > sent, WAIT_TIMEOUT)
     wire.is_mute = False
     wire.cut()
     go_on.touch()
@@ -199,7 +199,7 @@ async def test_a_listener_hears_of_an_agent_that_cannot_stream(
 ) -> None:
     agent, heard, go_on = bench.on(line, newer.url, look_seconds=NEVER), Heard(), tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on), stream=True), heard))
-    await until(lambda: {"status", "artifact"} <= set(heard.kinds), PATIENCE)
+    await until(lambda: {"status", "artifact"} <= set(heard.kinds), WAIT_TIMEOUT)
     assert "begun" in [event.data.get("message") for event in heard.events if event.kind == "status"]
     go_on.touch()
     assert (await asking).data == {"answer": "half and half"}
@@ -246,11 +246,11 @@ async def test_without_an_address_of_ours_the_agent_is_polled(
 async def test_a_cancelled_call_leaves_no_callback(agent: A2ARuntime, callbacks: Callbacks, tmp_path: Path) -> None:
     note = tmp_path / "note"
     asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore_event))
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await until(lambda: note.read_text() == "cancelled", PATIENCE)
+    await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)
     assert callbacks.open_count == 0
 
 
@@ -258,7 +258,7 @@ async def left(url: str, token: str | None, body: bytes = b"{}", *, as_bearer: b
     header = "Authorization" if as_bearer else "X-A2A-Notification-Token"
     headers = {header: f"Bearer {token}" if as_bearer else token} if token is not None else {}
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_TIMEOUT),
         aiohttp.ClientSession() as client,
         client.post(url, data=body, headers=headers) as reply,
     ):
@@ -280,7 +280,7 @@ async def test_only_the_right_token_wakes_a_call(callbacks: Callbacks) -> None:
         assert not await is_woken(callback)
         assert await left(callback.url, callback.token) == 204
         assert await left(callback.url, callback.token, as_bearer=True) == 204
-        assert await callback.receive(PATIENCE) == [b"{}", b"{}"]
+        assert await callback.receive(WAIT_TIMEOUT) == [b"{}", b"{}"]
         assert not await is_woken(other)
 
 
@@ -289,13 +289,13 @@ async def test_what_is_left_is_bounded(callbacks: Callbacks) -> None:
         assert callback is not None
         assert await left(callback.url, callback.token, b"x" * 10_000) == 204
         assert await left(callback.url, callback.token, b"x" * 100_000) == 413
-        assert await callback.receive(PATIENCE) == [b"", b""]  # there was something
+        assert await callback.receive(WAIT_TIMEOUT) == [b"", b""]  # there was something
         for number in range(100):
             callback.deliver(str(number).encode())
-        kept = await callback.receive(PATIENCE)
+        kept = await callback.receive(WAIT_TIMEOUT)
         assert (len(kept), kept[-1]) == (16, b"99")
     assert await left(callback.url, callback.token) == 204  # a late notification does no harm
-    assert await callback.receive(PATIENCE) == []
+    assert await callback.receive(WAIT_TIMEOUT) == []
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ async def test_nonsense_with_the_right_token_changes_no_answer(
     agent = Bench(stack, callbacks=callbacks).on("jsonrpc-1.0", newer.url, blocking=False, look_seconds=NEVER)
     go_on = tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
-    await until(lambda: bool(seen), PATIENCE)
+    await until(lambda: bool(seen), WAIT_TIMEOUT)
     assert await left(seen[0].url, seen[0].token, body) in (204, 413)
     go_on.touch()
     assert (await asking).data == {"answer": "half and half"}
@@ -363,7 +363,7 @@ async def test_a_node_listens_for_the_pushes_of_its_agents(newer: Served, tmp_pa
     async with running(manifests=[{"agent_id": "pusher", "runtime": "a2a", "endpoint": endpoint}]) as node:
         asking = asyncio.create_task(node.ask("pusher", "wait", context={"go_on": str(go_on)}))
         sent = len(newer.executor.sent)
-        await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
+        await until(lambda: len(newer.executor.sent) > sent, WAIT_TIMEOUT)
         go_on.touch()
         assert (await asking)["result"]["answer"] == "half and half"
         assert (await node.send("POST", f"{CALLBACK_PATH}nobody", json={})).status == 404

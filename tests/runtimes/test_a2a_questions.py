@@ -21,7 +21,7 @@ from tests.marks import requirement
 from tests.runtimes.a2a_bench import LINES, Bench, answering
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 on_every_line = pytest.mark.parametrize("line", LINES)
 RED = Answer(content={"answer": "red"})
 
@@ -34,7 +34,7 @@ async def everyday() -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def agent(everyday: Served, line: str) -> AsyncIterator[A2ARuntime]:
-    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Bench(stack).on(line, everyday.url)
 
 

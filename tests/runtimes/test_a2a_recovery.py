@@ -16,7 +16,7 @@ from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes.a2a_bench import LINES, NEW_LINES, Bench, card_at, wired_to
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 PATHS = {"jsonrpc": "/rpc", "http": "/rest", "grpc": ""}
 
 
@@ -28,7 +28,7 @@ async def served() -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as found:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as found:
         yield found
 
 
@@ -48,11 +48,11 @@ async def test_a_broken_stream_is_taken_up_again(
     wire, agent = await through_a_wire(stack, served, line)
     heard, go_on = Heard(), tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on), stream=True), heard))
-    await until(lambda: "token" in heard.kinds, PATIENCE)
+    await until(lambda: "token" in heard.kinds, WAIT_TIMEOUT)
     wire.cut()
     if "http" in line or "jsonrpc" in line:
         asked = len(served.requests)
-        await until(lambda: len(served.requests) >= asked + 2, PATIENCE)  # how it stands, and for more
+        await until(lambda: len(served.requests) >= asked + 2, WAIT_TIMEOUT)  # how it stands, and for more
     go_on.touch()
     assert (await asking).data == {"answer": "half and half"}
     assert "".join(event.data["text"] for event in heard.events if event.kind == "token") == "half and half"
@@ -65,7 +65,7 @@ async def test_a_lost_reply_is_found_again_by_its_message(
     wire, agent = await through_a_wire(stack, served, line)
     go_on = tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
-    await until(lambda: bool(served.executor.sent), PATIENCE)
+    await until(lambda: bool(served.executor.sent), WAIT_TIMEOUT)
     wire.cut()
     go_on.touch()
     assert (await asking).data == {"answer": "half and half"}
@@ -79,7 +79,7 @@ async def test_a_lost_reply_is_searched_for_again_if_the_search_is_lost_too(
     wire, agent = await through_a_wire(stack, served, line)
     go_on = tmp_path / "go_on"
     asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
-    await until(lambda: bool(served.executor.sent), PATIENCE)
+    await until(lambda: bool(served.executor.sent), WAIT_TIMEOUT)
     wire.cuts = 1
     wire.cut()
     go_on.touch()
@@ -96,6 +96,6 @@ async def test_an_agent_that_dies_in_the_middle_was_interrupted(
         served = await life.enter_async_context(serving("jsonrpc", "http", "grpc", versions=("1.0", "0.3")))
         agent, heard = Bench(stack).on(line, served.url), Heard()
         asking = asyncio.create_task(agent(call_of("wait", go_on=str(tmp_path / "never"), stream=True), heard))
-        await until(lambda: "token" in heard.kinds, PATIENCE)
+        await until(lambda: "token" in heard.kinds, WAIT_TIMEOUT)
     with pytest.raises(UpstreamInterrupted, match=r"middle of its task|no longer knows"):
         await asking

@@ -23,7 +23,7 @@ from tests.matrix.agents.kind import CONTENT
 from tests.runtimes.a2a_bench import Bench, answering
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 BINDINGS = ["jsonrpc", "http", "grpc"]
 
 
@@ -35,7 +35,7 @@ async def elder(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(loop_scope="module", params=BINDINGS)
 async def agent(elder: Served, request: pytest.FixtureRequest) -> AsyncIterator[A2ARuntime]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Bench(stack).runtime(uri=elder.url, binding=request.param)
 
 
@@ -92,6 +92,6 @@ async def test_its_refusals_are_told_in_its_words(agent: A2ARuntime, request: py
 async def test_leaving_cancels_its_work(agent: A2ARuntime, tmp_path: Path, *, stream: bool) -> None:
     note = tmp_path / "note"
     asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore_event))
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     asking.cancel()
-    await until(lambda: note.read_text() == "cancelled", PATIENCE)
+    await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)

@@ -28,7 +28,7 @@ from a2a_fabric.runtimes.upstream import JSONAPIClient
 from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.marks import requirement
 from tests.runtimes.http_agents import Agents, Behaviour, Exchange, agents, dead_port
-from tests.runtimes.remote_bench import PATIENCE, Bench
+from tests.runtimes.remote_bench import WAIT_TIMEOUT, Bench
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -248,11 +248,11 @@ async def test_those_who_listen_hear_what_a_broken_stream_did_not_say_and_nothin
 
 async def test_a_stream_that_falls_silent_is_given_up_when_the_run_is_done(wild: Wild) -> None:
     server = Silent()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         http = OutboundClient()
         runs = ACPClient(JSONAPIClient(http, wild.uri(server), {}, 100_000))
         following = RunFollower(runs, "stream", BackgroundCancels("tested"), silence_timeout=0.05)
-        start = ACPRunRequest(path=RUNS_PATH, body={}, timeout=PATIENCE, headers={})
+        start = ACPRunRequest(path=RUNS_PATH, body={}, timeout=WAIT_TIMEOUT, headers={})
         found = await following.follow(start, RunProgress(ignore_event))
         await http.aclose()
     assert found.status == "completed"
@@ -274,7 +274,7 @@ async def test_an_event_that_is_not_json_ends_the_call_and_cancels_the_run(wild:
     server = Garbled()
     with pytest.raises(UpstreamFailed, match="not JSON"):
         await wild.ask(server)
-    await until(lambda: server.cancelled == 1, PATIENCE)
+    await until(lambda: server.cancelled == 1, WAIT_TIMEOUT)
 
 
 @requirement("001-15", "001-44")
@@ -283,14 +283,14 @@ async def test_looking_without_end_ends_at_the_deadline_and_cancels_the_run(wild
     with pytest.raises(CallTimeout):
         await wild.ask(server, mode="async", timeout=0.5)
     assert server.looks > 2
-    await until(lambda: server.cancelled == 1, PATIENCE)
+    await until(lambda: server.cancelled == 1, WAIT_TIMEOUT)
 
 
 async def test_words_without_end_are_cut_off_and_the_run_is_cancelled(wild: Wild) -> None:
     server = Chattering()
     with pytest.raises(UpstreamRefused, match="larger than"):
         await wild.ask(server, emit=Heard(), stream=True)
-    await until(lambda: server.cancelled == 1, PATIENCE)
+    await until(lambda: server.cancelled == 1, WAIT_TIMEOUT)
 
 
 async def test_a_run_that_is_lost_sight_of_may_have_run(wild: Wild) -> None:
@@ -314,13 +314,13 @@ async def test_a_run_is_cancelled_though_its_caller_left_before_it_had_a_name(wi
     server = Slow()
     wild.servers.arrived.clear()
     asking = asyncio.ensure_future(wild.ask(server, mode=mode))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await wild.servers.arrived.wait()
     asking.cancel()
     await asyncio.wait({asking})
     assert server.cancelled == 0
     server.answer.set()
-    await until(lambda: server.cancelled == 1, PATIENCE)
+    await until(lambda: server.cancelled == 1, WAIT_TIMEOUT)
 
 
 async def test_messages_that_come_as_a_whole_are_heard_as_a_whole(wild: Wild) -> None:

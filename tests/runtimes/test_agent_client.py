@@ -26,7 +26,7 @@ from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, mani
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROGRAM = [sys.executable, str(HERE / "agent_client_program.py")]
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 SERVERS = [
     {"name": "files", "command": "./server", "args": ["-v"], "env": {"A": "b"}},
     {"name": "far", "url": "http://127.0.0.1:9/mcp", "headers": {"X-Key": "k"}},
@@ -41,7 +41,7 @@ E = TypeVar("E", bound=Exception)
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
     """One that most tests share; nothing is allowed to it."""
     folder = tmp_path_factory.mktemp("agent")
-    runtime = build(manifest_of(command=PROGRAM, cancel_timeout=PATIENCE), context_at(folder))
+    runtime = build(manifest_of(command=PROGRAM, cancel_timeout=WAIT_TIMEOUT), context_at(folder))
     yield runtime
     await runtime.aclose()
 
@@ -92,7 +92,7 @@ def call(task: str, conversation: str | None = None, *, attachments: Any = (), *
 
 async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     with pytest.raises(kind) as caught:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await work
     assert type(caught.value) is kind
     return caught.value
@@ -101,7 +101,7 @@ async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
 async def cancelled(work: asyncio.Future[Any]) -> None:
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await work
 
 
@@ -132,7 +132,7 @@ class TestTurns:
     async def test_a_word_is_heard_before_the_turn_ends(self, agent: Runtime, tmp_path: Path) -> None:
         heard = Heard()
         asking = asyncio.ensure_future(agent(call(f"sleep {tmp_path / 'note'}", stream=True), heard))
-        await asyncio.wait_for(heard.something.wait(), PATIENCE)
+        await asyncio.wait_for(heard.something.wait(), WAIT_TIMEOUT)
         assert heard.events == [FIRST_WORD]
         await cancelled(asking)
 
@@ -243,13 +243,13 @@ class TestSessions:
             found: list[str] = (await asked(runtime, "look", "b"))["closed"]
             return found
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while ids["b"] not in await closed():
                 pass
 
     async def test_a_session_without_a_conversation_is_closed_after_its_call(self, agent: Runtime) -> None:
         once = (await asked(agent, "look"))["session_id"]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while once not in (await asked(agent, "look", "watching"))["closed"]:
                 pass
 
@@ -332,7 +332,7 @@ class TestPermissions:
     async def test_a_question_without_an_answer_ends_after_its_time(self, start: Start, tmp_path: Path) -> None:
         runtime = start("--folder", str(tmp_path), permissions="ask", answer_timeout=0.05)
         first = await runtime(call("permit edit"), ignore_event)
-        await until((tmp_path / "cancelled").exists, PATIENCE)
+        await until((tmp_path / "cancelled").exists, WAIT_TIMEOUT)
         assert json.loads((tmp_path / "cancelled").read_text()) == ["cancelled"]
         await failure_of(runtime(follow_up(first, Answer()), ignore_event), BadInput)
 
@@ -355,9 +355,9 @@ class TestCancelling:
     async def test_leaving_cancels_the_turn_and_the_conversation_goes_on(self, agent: Runtime, tmp_path: Path) -> None:
         note, heard = tmp_path / "note", Heard()
         asking = asyncio.ensure_future(agent(call(f"sleep {note}", "sleepy", stream=True), heard))
-        await asyncio.wait_for(heard.something.wait(), PATIENCE)
+        await asyncio.wait_for(heard.something.wait(), WAIT_TIMEOUT)
         await cancelled(asking)
-        await until(lambda: note.read_text() == "cancelled", PATIENCE)
+        await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)
         assert (await asked(agent, "recall", "sleepy"))["said"] == [f"sleep {note}", "recall"]
 
 

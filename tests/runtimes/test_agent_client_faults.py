@@ -20,7 +20,7 @@ from a2a_fabric.runtimes.agent_client.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 
 PROGRAM = [sys.executable, "-I", "-S", str(HERE / "agent_client_raw.py")]
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 Start = Callable[..., Runtime]
 E = TypeVar("E", bound=Exception)
@@ -58,7 +58,7 @@ async def begun(runtime: Runtime, task: str) -> tuple[asyncio.Future[Any], Heard
     """A call whose agent has said something."""
     heard = Heard()
     asking = asyncio.ensure_future(runtime(call(task, stream=True), heard))
-    await asyncio.wait_for(heard.something.wait(), PATIENCE)
+    await asyncio.wait_for(heard.something.wait(), WAIT_TIMEOUT)
     return asking, heard
 
 
@@ -70,12 +70,12 @@ def pids(heard: Heard) -> dict[str, int]:
 async def cancelled(work: asyncio.Future[Any]) -> None:
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, WAIT_TIMEOUT)
 
 
 async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     with pytest.raises(kind) as caught:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await work
     assert type(caught.value) is kind
     return caught.value
@@ -86,7 +86,7 @@ class TestCancelling:
         runtime = start(cancel_timeout=0.05, backoff=30)
         asking, heard = await begun(runtime, "deaf")
         await cancelled(asking)
-        await until(lambda: not is_alive(pids(heard)["pid"]), PATIENCE)
+        await until(lambda: not is_alive(pids(heard)["pid"]), WAIT_TIMEOUT)
         assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_but_not_before_the_others_are_done_with_it(self, start: Start, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ class TestCancelling:
         asking, heard = await begun(runtime, "deaf")
         await cancelled(asking)
         old = pids(heard)["pid"]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while (await asked(runtime, "look"))["pid"] == old:
                 pass
         assert is_alive(old)
         assert not other.done()
         await cancelled(other)
-        await until(lambda: not is_alive(old), PATIENCE)
+        await until(lambda: not is_alive(old), WAIT_TIMEOUT)
 
     async def test_a_caller_who_leaves_during_the_start_leaves_the_start_alone(self, start: Start) -> None:
         runtime = start(command=["sh", "-c", 'sleep 0.2; exec "$@"', "-", *PROGRAM])
@@ -132,7 +132,7 @@ class TestInvalidOutputAndFloods:
             await stuck.wait()
 
         slow = asyncio.ensure_future(runtime(call("flood 200000", stream=True), emit))
-        await asyncio.wait_for(begun.wait(), PATIENCE)
+        await asyncio.wait_for(begun.wait(), WAIT_TIMEOUT)
         assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
         stuck.set()
         assert "slow reader" in (await failure_of(slow, UpstreamInterrupted)).full_message
@@ -218,7 +218,7 @@ class TestNoProcessIsLeftBehind:
         assert is_alive(found["child"])
         await runtime.aclose()
         await runtime.aclose()
-        await until(lambda: not is_alive(found["child"]) and not is_alive(found["pid"]), PATIENCE)
+        await until(lambda: not is_alive(found["child"]) and not is_alive(found["pid"]), WAIT_TIMEOUT)
         assert "was stopped" in (await failure_of(asking, UpstreamInterrupted)).full_message
         await failure_of(runtime(call("say hello"), ignore_event), AgentOffline)
 

@@ -17,7 +17,7 @@ import pytest
 
 from a2a_fabric import Agent, FabricClient
 from tests.fixtures.environments import NotInstalled, python_of
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing-an-agent.md").read_text(), re.DOTALL)
@@ -60,7 +60,7 @@ async def test_an_agent_is_served_in_the_running_loop_until_it_is_cancelled() ->
         port = free.getsockname()[1]
     serving = asyncio.ensure_future(hello().serve(port=port))
     url = f"http://127.0.0.1:{port}"
-    ends_at = time.monotonic() + PATIENCE
+    ends_at = time.monotonic() + WAIT_TIMEOUT
     while True:
         try:
             assert await greet(url) == {"answer": "Hello, Ada!"}
@@ -100,7 +100,7 @@ async def test_an_agent_inside_fastapi_answers_below_its_path(tmp_path: Path) ->
     process = await asyncio.create_subprocess_exec(*command, env=environ, cwd=tmp_path)
     url = f"http://127.0.0.1:{port}/agents/hello"
     try:
-        ends_at = time.monotonic() + PATIENCE
+        ends_at = time.monotonic() + WAIT_TIMEOUT
         while True:
             try:
                 assert await greet(url) == {"answer": "Hello, Ada!"}
@@ -123,8 +123,8 @@ async def test_the_agent_of_the_page_asks_back() -> None:
     exec(block_with("make_input_required("), module)  # noqa: S102  # the page's own code
     async with running(module["agent"]) as node, FabricClient(node.url, PSK) as fabric:
         job = await fabric.submit("cleaner", "remove", context={"name": "old.txt"})
-        asked = await job.result(PATIENCE)
+        asked = await job.result(WAIT_TIMEOUT)
         questions = asked.data["input_required"]["questions"]
         assert questions["confirm"]["message"] == "Remove old.txt?"
         await job.answer({"confirm": {"content": {"sure": True}}})
-        assert (await job.result(PATIENCE)).answer == "old.txt was removed."
+        assert (await job.result(WAIT_TIMEOUT)).answer == "old.txt was removed."

@@ -20,7 +20,7 @@ from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.fixtures.node import tasks_are_down_to
 from tests.fixtures.peers import peer
 from tests.marks import requirement
-from tests.runtimes.remote_bench import PATIENCE, Bench, Remote, answering, call_for
+from tests.runtimes.remote_bench import WAIT_TIMEOUT, Bench, Remote, answering, call_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -177,11 +177,11 @@ async def test_a_continuation_that_was_never_given_out_is_refused(zero: Remote, 
 async def test_cancelling_a_call_cancels_the_task(zero: Remote, tmp_path: Path) -> None:
     note = tmp_path / "note"
     asking = asyncio.ensure_future(zero.ask("sleep", str(note)))
-    await until(note.exists, PATIENCE)
+    await until(note.exists, WAIT_TIMEOUT)
     asking.cancel()
     await asyncio.wait({asking})
     assert asking.cancelled()
-    await until(lambda: note.read_text() == "cancelled", PATIENCE)
+    await until(lambda: note.read_text() == "cancelled", WAIT_TIMEOUT)
 
 
 @requirement("001-14", "001-44")
@@ -189,7 +189,7 @@ async def test_a_call_ends_at_its_deadline_and_the_task_with_it(zero: Remote, tm
     note = tmp_path / "note"
     with pytest.raises(CallTimeout):
         await zero.ask("sleep", str(note), timeout=3)
-    await until(lambda: not note.exists() or note.read_text() == "cancelled", PATIENCE)
+    await until(lambda: not note.exists() or note.read_text() == "cancelled", WAIT_TIMEOUT)
 
 
 @requirement("001-14", "001-18")
@@ -202,7 +202,7 @@ async def test_nothing_stays_when_the_runtime_is_closed(server: str, tmp_path: P
     async with AsyncExitStack() as stack:
         remote = Bench(stack, build, tmp_path)(*OFFERED, uri=server, token=TOKEN)
         asking = asyncio.ensure_future(remote.ask("sleep", str(tmp_path / "note")))
-        await until((tmp_path / "note").exists, PATIENCE)
+        await until((tmp_path / "note").exists, WAIT_TIMEOUT)
         asking.cancel()
         await asyncio.wait({asking})
         await remote.runtime.aclose()

@@ -23,7 +23,7 @@ from a2a_fabric.runtimes.agentzero import build
 from tests.fixtures.agents.calling import HERE, until
 from tests.marks import requirement
 from tests.runtimes.http_agents import Agents, Exchange, agents
-from tests.runtimes.remote_bench import PATIENCE, Bench
+from tests.runtimes.remote_bench import WAIT_TIMEOUT, Bench
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,7 +132,7 @@ async def test_looking_without_end_ends_at_the_deadline_and_cancels_the_task(wil
     server = Server(get=task("working"))
     with pytest.raises(CallTimeout):
         await wild.ask(server, timeout=1)
-    await until(lambda: server.count("tasks/cancel") == 1, PATIENCE)
+    await until(lambda: server.count("tasks/cancel") == 1, WAIT_TIMEOUT)
     assert 2 < server.count("tasks/get") < 15  # ever less often
 
 
@@ -148,9 +148,9 @@ async def test_a_task_that_is_lost_sight_of_may_have_run(wild: Wild) -> None:
 async def test_a_task_is_cancelled_though_its_caller_left_before_it_had_a_name(wild: Wild) -> None:
     server = Server(waits=True, get=task("working"))
     asking = asyncio.ensure_future(wild.ask(server))
-    await until(lambda: server.count("message/send") == 1, PATIENCE)
+    await until(lambda: server.count("message/send") == 1, WAIT_TIMEOUT)
     asking.cancel()
     await asyncio.wait({asking})
     server.go_on.set()
-    await until(lambda: server.count("tasks/cancel") == 1, PATIENCE)
+    await until(lambda: server.count("tasks/cancel") == 1, WAIT_TIMEOUT)
     assert server.asked[-1]["params"] == {"id": "t1"}

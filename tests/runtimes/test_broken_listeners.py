@@ -31,13 +31,13 @@ from tests.fixtures.apis.later import Later
 from tests.matrix.agents.listening import listening
 from tests.runtimes.a2a_bench import LINES, Bench
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 BREAKS: list[Exception] = [OSError("the pipe is broken"), StoreError("the log is full"), ValueError("no such thing")]
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as found:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as found:
         yield found
 
 
@@ -45,7 +45,7 @@ def breaking(why: Exception, when: Callable[[], bool] = lambda: True) -> Emit:
     """An emitter that fails with the first event, as soon as the agent is at work."""
 
     async def emit(event: Event) -> None:
-        await until(when, PATIENCE)
+        await until(when, WAIT_TIMEOUT)
         raise why
 
     return emit
@@ -70,7 +70,7 @@ async def test_an_a2a_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
         with pytest.raises(type(why)) as raised:
             await agent(call_of("sleep", note=str(note), stream=True), breaking(why, note.exists))
         assert raised.value is why
-        await until(lambda note=note: note.read_text() == "cancelled", PATIENCE)  # type: ignore[misc]  # bound at once
+        await until(lambda note=note: note.read_text() == "cancelled", WAIT_TIMEOUT)  # type: ignore[misc]  # bound at once
 
 
 async def broken_off(agent: Runtime, why: Exception, stack: AsyncExitStack, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_an_rpc_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
     url = await stack.enter_async_context(listening(peer))
     agent = rpc.build(counting(url), context_of(stack))
     await broken_off(agent, why, stack, tmp_path)
-    await until(lambda: [each["method"] for each in peer.requests] == ["a2a/stream", "a2a/cancel"], PATIENCE)
+    await until(lambda: [each["method"] for each in peer.requests] == ["a2a/stream", "a2a/cancel"], WAIT_TIMEOUT)
 
 
 @pytest.mark.parametrize("why", BREAKS, ids=lambda why: type(why).__name__)
@@ -98,7 +98,7 @@ async def test_a_rest_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
     url = await stack.enter_async_context(listening(platform))
     agent = rest.build(counting(f"{url}/v1/agents/worker"), context_of(stack))
     await broken_off(agent, why, stack, tmp_path)
-    await until(platform.deleted.is_set, PATIENCE)
+    await until(platform.deleted.is_set, WAIT_TIMEOUT)
 
 
 @pytest.mark.parametrize("why", BREAKS, ids=lambda why: type(why).__name__)
@@ -111,7 +111,7 @@ async def test_an_api_that_answers_later_is_told(stack: AsyncExitStack, why: Exc
     with pytest.raises(type(why)) as raised:
         await agent(call_of("count", stream=True), breaking(why))
     assert raised.value is why
-    await until(lambda: later.cancelled == ["DELETE /jobs/state"], PATIENCE)
+    await until(lambda: later.cancelled == ["DELETE /jobs/state"], WAIT_TIMEOUT)
 
 
 class Endless:
@@ -189,19 +189,19 @@ async def test_code_that_is_left_in_the_midst_of_a_step_is_closed_after_it() -> 
     def step() -> Iterator[str]:
         try:
             inside.set()
-            go_on.wait(PATIENCE)
+            go_on.wait(WAIT_TIMEOUT)
             yield "one"
         finally:
             ended.set()
 
     asking = asyncio.create_task(agent(call_of("step", stream=True), breaking(ValueError())))
-    await until(inside.is_set, PATIENCE)
+    await until(inside.is_set, WAIT_TIMEOUT)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError) as left:
         await asking
     assert not ended.is_set()
     go_on.set()
-    await until(ended.is_set, PATIENCE)
+    await until(ended.is_set, WAIT_TIMEOUT)
     assert left.tb is not None  # it still holds on to all that was under way
 
 
@@ -214,4 +214,4 @@ async def test_a_served_agent_is_closed_when_the_connection_is(stack: AsyncExitS
     async with client.post(url, json=call, headers={"accept": "text/event-stream"}) as reply:
         assert await reply.content.readline()
         reply.close()
-    await until(lambda: endless.ended == [name], PATIENCE)
+    await until(lambda: endless.ended == [name], WAIT_TIMEOUT)

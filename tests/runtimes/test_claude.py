@@ -31,7 +31,7 @@ from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_a
 from tests.marks import requirement
 
 PROGRAM = [sys.executable, "-I", "-S", str(HERE / "claude_program.py")]
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 INSTRUCTIONS = "# Basil\n\nYou are Basil,\na cook.\n\nMore.\n"
 
@@ -86,7 +86,7 @@ async def seen(runtime: Runtime, task: str = "echo", conversation: str | None = 
 
 async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     with pytest.raises(kind) as caught:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await work
     assert type(caught.value) is kind
     return caught.value
@@ -240,14 +240,14 @@ class TestAnswers:
     async def test_a_word_is_heard_before_the_program_ends(self, start: Start, tmp_path: Path) -> None:
         heard = Heard()
         asking = asyncio.ensure_future(start()(call(f"sleep {tmp_path / 'note'}", stream=True), heard))
-        await asyncio.wait_for(heard.something.wait(), PATIENCE)
+        await asyncio.wait_for(heard.something.wait(), WAIT_TIMEOUT)
         assert heard.events == [Event("token", {"text": "asleep"})]
         asking.cancel()
         await asyncio.wait([asking])
 
     async def test_the_answer_does_not_wait_for_a_program_that_lingers(self, start: Start) -> None:
         runtime = start(grace=0.1)
-        answer = (await asyncio.wait_for(runtime(call("linger"), ignore_event), PATIENCE)).data["answer"]
+        answer = (await asyncio.wait_for(runtime(call("linger"), ignore_event), WAIT_TIMEOUT)).data["answer"]
         assert is_alive(int(answer))
         await runtime.aclose()
         assert not is_alive(int(answer))
@@ -329,7 +329,7 @@ class TestConversations:
     async def test_a_cancelled_turn_does_not_break_the_conversation(self, start: Start, tmp_path: Path) -> None:
         runtime, heard, note = start(grace=0.1), Heard(), tmp_path / "note"
         asking = asyncio.ensure_future(runtime(call(f"sleep {note}", "a", stream=True), heard))
-        await asyncio.wait_for(heard.something.wait(), PATIENCE)
+        await asyncio.wait_for(heard.something.wait(), WAIT_TIMEOUT)
         asking.cancel()
         await asyncio.wait([asking])
         assert json.loads((await runtime(call("recall", "a"), ignore_event)).data["answer"]) == [
@@ -342,24 +342,24 @@ class TestTheProcess:
     async def test_cancelling_ends_the_program_and_its_children(self, start: Start, tmp_path: Path) -> None:
         runtime, note = start(grace=0.1), tmp_path / "note"
         asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
-        await until(note.exists, PATIENCE)
+        await until(note.exists, WAIT_TIMEOUT)
         pids = [int(pid) for pid in note.read_text().split()]
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asking, PATIENCE)
-        await until(lambda: not any(map(is_alive, pids)), PATIENCE)
+            await asyncio.wait_for(asking, WAIT_TIMEOUT)
+        await until(lambda: not any(map(is_alive, pids)), WAIT_TIMEOUT)
 
     async def test_closing_ends_the_calls_under_way_and_leaves_no_task(self, start: Start, tmp_path: Path) -> None:
         before = asyncio.all_tasks()
         runtime, note = start(grace=0.1), tmp_path / "note"
         asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
-        await until(note.exists, PATIENCE)
+        await until(note.exists, WAIT_TIMEOUT)
         pids = [int(pid) for pid in note.read_text().split()]
         await runtime.aclose()
         await runtime.aclose()
         await failure_of(asking, UpstreamInterrupted)
         await failure_of(runtime(call("say hello"), ignore_event), AgentOffline)
-        await until(lambda: not any(map(is_alive, pids)) and asyncio.all_tasks() <= before, PATIENCE)
+        await until(lambda: not any(map(is_alive, pids)) and asyncio.all_tasks() <= before, WAIT_TIMEOUT)
 
     async def test_a_program_that_ends_without_a_result_is_told_by_its_last_words(self, start: Start) -> None:
         died = await failure_of(start()(call("die"), ignore_event), UpstreamInterrupted)
@@ -390,13 +390,13 @@ class TestTheProcess:
     async def test_no_more_than_the_given_number_run_or_wait(self, start: Start, tmp_path: Path) -> None:
         runtime, note = start(max_concurrent=1, max_pending=2, grace=0.1), tmp_path / "note"
         first = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
-        await until(note.exists, PATIENCE)
+        await until(note.exists, WAIT_TIMEOUT)
         second = asyncio.ensure_future(runtime(call("say hello"), ignore_event))
         await asyncio.sleep(0)
         await failure_of(runtime(call("say hello"), ignore_event), AgentBusy)
         first.cancel()
         await asyncio.wait([first])
-        assert (await asyncio.wait_for(second, PATIENCE)).data["answer"] == "hello"
+        assert (await asyncio.wait_for(second, WAIT_TIMEOUT)).data["answer"] == "hello"
 
     async def test_health_is_that_the_program_tells_its_version(self, start: Start) -> None:
         assert await start().health() == "online"

@@ -26,7 +26,7 @@ from a2a_fabric.runtimes.agent_client import runtime as agent_client
 from a2a_fabric.runtimes.claude import runtime as claude
 from tests.fixtures.agents.calling import call_of, context_at, manifest_of
 from tests.fixtures.mcp_servers.serving import EVERYDAY, serving
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 from tests.runtimes.fabric_nodes import QUIET
 
@@ -130,7 +130,7 @@ async def test_claude_and_the_node_that_it_is_offered_get_it(tmp_path: Path) -> 
     }
     runtime = claude.build(manifest_of(**endpoint), context_at(tmp_path))
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             answer = (await runtime(sent_to(), ignore_event)).data["answer"]
     finally:
         await runtime.aclose()
@@ -146,7 +146,7 @@ async def test_a_prompt_of_the_agent_client_protocol_says_it(tmp_path: Path) -> 
     endpoint = {"command": [sys.executable, str(program)], "path": str(tmp_path)}
     runtime = agent_client.build(manifest_of(**endpoint), context_at(tmp_path))
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             answer = (await runtime(sent_to(), ignore_event)).data["answer"]
     finally:
         await runtime.aclose()
@@ -195,12 +195,12 @@ async def ran(node: Node, chain: tuple[str, ...], *arguments: str, stdin: bytes 
         stderr=asyncio.subprocess.STDOUT,
     )
     if stdin is None:
-        out, _ = await asyncio.wait_for(program.communicate(b""), PATIENCE)
+        out, _ = await asyncio.wait_for(program.communicate(b""), WAIT_TIMEOUT)
         return out.decode()
     assert program.stdin is not None
     assert program.stdout is not None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             program.stdin.write(stdin)
             await program.stdin.drain()
             lines = [await program.stdout.readline() for _ in range(2)]

@@ -16,7 +16,7 @@ from a2a_fabric.core.call import Call, Input, Principal, Target, ignore_event
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Part, Question, Result, make_input_required
 from tests.fixtures.mcp_client import client
-from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running, tasks_are_down_to
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.runtimes.fabric_nodes import QUIET, Line, entry, line_to, listed
@@ -129,20 +129,20 @@ async def test_events_come_across_in_order_as_they_happen(pair: Pair) -> None:
 
 async def test_the_first_word_is_heard_before_the_last_is_said(pair: Pair) -> None:
     arguments = {"agent_id": "lab/percy", "capability": "wait_and_talk", "task": "go"}
-    async with asyncio.timeout(PATIENCE), pair.here.stream("fabric.call", arguments) as events:
+    async with asyncio.timeout(WAIT_TIMEOUT), pair.here.stream("fabric.call", arguments) as events:
         async for event in events:
             if event["event"] == "token":
                 assert event["data"]["text"] == "waiting"
                 break
         assert not pair.percy.cancelled.is_set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await pair.percy.cancelled.wait()
 
 
 async def test_leaving_here_ends_the_work_there(pair: Pair) -> None:
     before = len(asyncio.all_tasks())
     asking_ = asyncio.ensure_future(pair.here.ask("lab/percy", "wait"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await pair.percy.started.wait()
         asking_.cancel()
         await pair.percy.cancelled.wait()
@@ -153,7 +153,7 @@ async def test_time_runs_out_there_a_moment_before_it_does_here(pair: Pair) -> N
     envelope = await pair.here.ask("lab/percy", "wait", timeout_ms=1500)
     assert envelope["error_code"] == "TIMEOUT"
     assert envelope["error_details"]["hops"] == ["lab"]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await pair.percy.cancelled.wait()
     await pair.here.ask("lab/percy", "reason", timeout_ms=5000)
     assert 0 < pair.percy.calls[-1].target.timeout_ms < 5000

@@ -10,7 +10,7 @@ from typing import Any
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.propagation import make_chain_entry
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
@@ -66,7 +66,7 @@ async def test_an_error_names_every_hop_it_came_over() -> None:
 
 async def test_leaving_is_felt_two_nodes_away() -> None:
     percy = Percy()
-    async with chain(percy) as (a, _, _), asyncio.timeout(PATIENCE):
+    async with chain(percy) as (a, _, _), asyncio.timeout(WAIT_TIMEOUT):
         asking = asyncio.ensure_future(a.ask("b/deep", "wait"))
         await percy.started.wait()
         asking.cancel()
@@ -89,7 +89,7 @@ async def circle(**settings: Any) -> AsyncIterator[tuple[Node, Node]]:
 
 
 async def test_a_call_that_comes_back_is_refused_at_once() -> None:
-    async with circle() as (a, b), asyncio.timeout(PATIENCE):
+    async with circle() as (a, b), asyncio.timeout(WAIT_TIMEOUT):
         envelope = await a.ask("ping", "reason")
         assert envelope["error_code"] == "AUTH_DENIED"
         assert envelope["error_details"]["reason"] == "LOOP"
@@ -149,7 +149,7 @@ async def test_another_agent_is_asked_instead_of_going_in_a_circle() -> None:
         line.lead_to(a.port)
         await listed(a, "b/helper")
         await listed(b, "a/percy")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             envelope = await a.ask("percy", "fail", "it")
         assert envelope["result"] == {"done": "it"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.node import PATIENCE, Node, check_envelope, running, tasks_are_down_to
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.runtimes.fabric_nodes import QUIET, entry, listed
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, Exchange, agents, dead_port
@@ -87,7 +87,7 @@ async def node(bad: Agents) -> AsyncIterator[Node]:
 @pytest.mark.parametrize(("name", "code"), [*PLAIN.items(), ("nowhere", "AGENT_OFFLINE")])
 async def test_a_faulty_node_gives_a_typed_error(node: Node, name: str, code: str) -> None:
     before = len(asyncio.all_tasks())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         envelope = await node.ask(name, "act", timeout_ms=1000 if code == "TIMEOUT" else 20_000)
     check_envelope(envelope)
     assert envelope["error_code"] == code

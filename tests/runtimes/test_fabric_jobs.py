@@ -15,7 +15,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.result import Question, Result, make_input_required
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.runtimes.fabric_nodes import QUIET, Line, entry, line_to, listed
 
 
@@ -107,7 +107,7 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
 @pytest.mark.parametrize("capability", ["note", "dawdle"])
 async def test_a_call_that_became_a_job_there_is_still_an_answer_here(office: Office, capability: str) -> None:
     asking_ = asyncio.ensure_future(office.here.ask("lab/clerk", capability, "the answer"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await office.clerk.started.wait()
         await office.until_jobs_are("running")
         office.clerk.may_go_on.set()
@@ -121,7 +121,7 @@ async def test_a_call_that_became_a_job_there_is_still_an_answer_here(office: Of
 async def test_its_events_come_once_and_in_order_through_a_broken_line(office: Office, capability: str) -> None:
     words: list[str] = []
     given = {"agent_id": "lab/clerk", "capability": capability, "task": "it"}
-    async with asyncio.timeout(PATIENCE), office.here.stream("fabric.call", given) as events:
+    async with asyncio.timeout(WAIT_TIMEOUT), office.here.stream("fabric.call", given) as events:
         async for event in events:
             if event["event"] == "token":
                 words.append(event["data"]["text"])
@@ -147,7 +147,7 @@ async def test_the_error_of_a_job_is_the_error_of_the_call(office: Office) -> No
 
 async def test_leaving_cancels_the_job(office: Office) -> None:
     asking_ = asyncio.ensure_future(office.here.ask("lab/clerk", "linger"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await office.clerk.started.wait()
         asking_.cancel()
         await office.clerk.cancelled.wait()
@@ -157,7 +157,7 @@ async def test_leaving_cancels_the_job(office: Office) -> None:
 async def test_a_job_whose_caller_ran_out_of_time_is_not_left_behind(office: Office) -> None:
     envelope = await office.here.ask("lab/clerk", "linger", timeout_ms=2000)
     assert envelope["error_code"] == "TIMEOUT"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await office.clerk.cancelled.wait()
 
     async def has_ended() -> bool:

@@ -31,7 +31,7 @@ from a2a_fabric.runtimes.proto.messages import (
     StreamItem,
 )
 from tests.fixtures.agents.grpc_serving import NOWHERE, done, event, refused, serving
-from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running, tasks_are_down_to
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.runtimes.fabric_nodes import Line
@@ -287,7 +287,7 @@ async def test_a_question_is_asked_and_answered(place: Place) -> None:
 async def test_leaving_cancels_the_agents_work(place: Place) -> None:
     before = len(asyncio.all_tasks())
     asking = asyncio.ensure_future(place.node.ask("oracle", "wait"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await place.oracle.started.wait()
         asking.cancel()
         await place.oracle.cancelled.wait()
@@ -305,7 +305,7 @@ async def test_the_deadline_ends_it_on_both_sides(place: Place, capability: str)
     else:
         code = (await place.node.ask("oracle", capability, timeout_ms=1500))["error_code"]
     assert code == "TIMEOUT"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await place.oracle.cancelled.wait()
 
 
@@ -348,7 +348,7 @@ async def test_an_absent_server_is_offline_and_never_ran(place: Place) -> None:
 
 async def test_an_agent_that_is_lost_in_the_middle_may_have_run(place: Place) -> None:
     asking = asyncio.ensure_future(place.node.ask("shaky", "wait"))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await place.oracle.started.wait()
         await place.line.cut()
         envelope = await asking
@@ -399,7 +399,7 @@ async def example() -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(sys.executable, program, "0", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             said = (await process.stdout.readline()).decode()
         yield said.split()[-1]
     finally:

@@ -29,7 +29,7 @@ from tests.fixtures.agents.calling import call_of
 from tests.fixtures.agents.grpc_matrix import MatrixAgent
 from tests.fixtures.agents.grpc_serving import done, serving
 from tests.fixtures.certificates import Authority
-from tests.fixtures.node import PATIENCE
+from tests.fixtures.node import WAIT_TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 AUTHORITY, STRANGER = Authority(), Authority("nobody knows this one")
@@ -43,7 +43,7 @@ async def reaching(
     context = RuntimeContext(http=cast(HTTPClient, None), base=base, guard=guard)  # this one makes no requests
     runtime = build(manifest, context)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             yield runtime
     finally:
         await runtime.aclose()

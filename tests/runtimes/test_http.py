@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, eventually, running, tasks_are_down_to
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.marks import requirement
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents, dead_port
 
@@ -237,7 +237,7 @@ async def test_after_a_fault_the_agents_connection_is_closed_and_no_task_is_left
             wild.left.clear()
             events = await node.events(fault, "act", timeout_ms=1500 if "hang" in fault else 60_000)
             assert events[-1]["data"]["ok"] is False
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_TIMEOUT):
                 await wild.left.wait()
         await tasks_are_down_to(before)
 
@@ -291,7 +291,7 @@ async def test_a_refusal_of_the_input_asks_no_other_agent(wild: Agents) -> None:
 async def test_a_faulty_agent_does_not_slow_another(node: Node, wild: Agents) -> None:
     stuck = [asyncio.ensure_future(node.ask("hang", "act", timeout_ms=60_000)) for _ in range(50)]
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await wild.arrived.wait()
             for _ in range(20):
                 assert (await node.ask("answer", "act"))["ok"]

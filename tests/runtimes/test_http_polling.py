@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fixtures.apis.later import Later
-from tests.fixtures.node import PATIENCE, Node, running, tasks_are_down_to
+from tests.fixtures.node import WAIT_TIMEOUT, Node, running, tasks_are_down_to
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
 
@@ -122,7 +122,7 @@ async def test_another_origin_is_never_asked(node: Node, later: Later, how: str)
 async def test_when_time_is_up_the_work_is_cancelled(node: Node, later: Later, how: str, told: str) -> None:
     reply = await node.ask(how, "act", timeout_ms=1000)
     assert reply["error_code"] == "TIMEOUT"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await later.told.wait()
     assert later.cancelled == [told]
 
@@ -133,7 +133,7 @@ async def test_a_caller_who_leaves_cancels_the_work(peer: tuple[Later, str], lat
     async with running(manifests=[manifest]) as node:
         before = len(asyncio.all_tasks())
         asking = asyncio.ensure_future(node.ask("never", "act"))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await later.waited_for.wait()
             asking.cancel()
             await asyncio.wait([asking])

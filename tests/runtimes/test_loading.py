@@ -15,7 +15,7 @@ from a2a_fabric.core.errors import AgentOffline, CallTimeout
 from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.registry.runtime_pool import RuntimeLoader, RuntimePool
 from a2a_fabric.testing import ScriptedRuntime
-from tests.fixtures.node import PATIENCE, running
+from tests.fixtures.node import WAIT_TIMEOUT, running
 from tests.unit.made import agent, call
 
 SLOW = """
@@ -60,7 +60,7 @@ async def test_while_one_runtime_is_imported_the_node_answers_and_other_agents_w
     monkeypatch.syspath_prepend(tmp_path)
     async with running(percy(), manifests=[slow]) as node:
         waiting = [asyncio.ensure_future(node.ask("sluggish", "wait")) for _ in range(3)]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while not (tmp_path / "begun").exists():  # noqa: ASYNC110  # files send no events
                 await asyncio.sleep(0.01)
         assert (await node.ask("percy", "reason"))["result"]["answer"] == "at once"
@@ -74,8 +74,8 @@ async def test_while_one_runtime_is_imported_the_node_answers_and_other_agents_w
 async def test_a_slow_module_of_another_package_does_not_hold_up_built_in_runtimes() -> None:
     yard = Yard()
     waiting = asyncio.ensure_future(yard.fleet.find_handler(agent("ann", "x", runtime="slow"))(call(), ignore_event))
-    await asyncio.to_thread(yard.begun.wait, PATIENCE)
-    async with asyncio.timeout(PATIENCE / 2):
+    await asyncio.to_thread(yard.begun.wait, WAIT_TIMEOUT)
+    async with asyncio.timeout(WAIT_TIMEOUT / 2):
         await yard.fleet.find_handler(agent("bob", "x", runtime="quick"))(call(), ignore_event)
     assert not waiting.done()
     yard.gate.set()
@@ -103,7 +103,7 @@ class Yard:
         self.loaded.append(kind)
         if kind == "slow":
             self.begun.set()
-            self.gate.wait(PATIENCE)
+            self.gate.wait(WAIT_TIMEOUT)
         if self._error is not None:
             raise self._error
 
@@ -112,7 +112,7 @@ async def test_a_runtime_is_imported_once_however_many_agents_and_calls_wait_for
     yard = Yard()
     agents = [agent(name, "x", runtime="slow") for name in ("ann", "bob")]
     calls = [asyncio.ensure_future(yard.fleet.find_handler(each)(call(), ignore_event)) for each in agents * 3]
-    await asyncio.to_thread(yard.begun.wait, PATIENCE)
+    await asyncio.to_thread(yard.begun.wait, WAIT_TIMEOUT)
     yard.gate.set()
     await asyncio.gather(*calls)
     assert yard.loaded == ["slow"]
@@ -143,9 +143,9 @@ async def test_what_cannot_be_imported_takes_its_agent_offline_and_is_tried_agai
 async def test_closing_waits_for_no_import() -> None:
     yard = Yard()
     calling = asyncio.ensure_future(yard.fleet.find_handler(agent("ann", "x", runtime="slow"))(call(), ignore_event))
-    await asyncio.to_thread(yard.begun.wait, PATIENCE)
+    await asyncio.to_thread(yard.begun.wait, WAIT_TIMEOUT)
     try:
-        async with asyncio.timeout(PATIENCE / 2):
+        async with asyncio.timeout(WAIT_TIMEOUT / 2):
             await yard.fleet.aclose()
             await asyncio.gather(calling, return_exceptions=True)
         assert not yard.gate.is_set()

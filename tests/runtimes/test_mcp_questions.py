@@ -25,7 +25,7 @@ OLD = ["stdio-handshake", "http-handshake"]
 COLOUR = Answer(content={"colour": "red"})
 PERCY = Principal(mode="psk", principal_id="percy")
 BEE = Principal(mode="psk", principal_id="bee")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 class Asking:
@@ -45,7 +45,7 @@ class Asking:
 
 @pytest.fixture
 async def asking(tmp_path: Path) -> AsyncIterator[Asking]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Asking(stack, tmp_path)
 
 
@@ -207,7 +207,7 @@ async def test_a_question_without_an_answer_in_time_is_cancelled(asking: Asking,
     note = tmp_path / "note"
     call = call_of("ask_and_note", note=str(note))
     result = await server(call, ignore_event)
-    await until(lambda: note.exists() and note.read_text() == "cancel cancelled", PATIENCE)
+    await until(lambda: note.exists() and note.read_text() == "cancel cancelled", WAIT_TIMEOUT)
     late = await failure_of(server(answering(call, result, COLOUR), ignore_event), BadInput)
     assert "has expired" in late.message
 
@@ -221,11 +221,11 @@ async def test_cancelling_the_call_that_brings_the_answer_cancels_the_tool(
     call = call_of("ask_and_note", note=str(note))
     result = await server(call, ignore_event)
     bringing = asyncio.ensure_future(server(answering(call, result, Answer(action="decline")), ignore_event))
-    await until(lambda: note.exists() and note.read_text() == "decline", PATIENCE)
+    await until(lambda: note.exists() and note.read_text() == "decline", WAIT_TIMEOUT)
     bringing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(bringing, PATIENCE)
-    await until(lambda: note.exists() and note.read_text() == "decline cancelled", PATIENCE)
+        await asyncio.wait_for(bringing, WAIT_TIMEOUT)
+    await until(lambda: note.exists() and note.read_text() == "decline cancelled", WAIT_TIMEOUT)
 
 
 @pytest.mark.parametrize("kind", OLD)
@@ -240,7 +240,7 @@ async def test_closing_the_runtime_ends_calls_that_wait_for_an_answer(
         asked_in(await server(call, ignore_event))
     assert len(asyncio.all_tasks()) > before
     await server.aclose()
-    await until(lambda: len(asyncio.all_tasks()) <= before, PATIENCE)
+    await until(lambda: len(asyncio.all_tasks()) <= before, WAIT_TIMEOUT)
 
 
 async def test_when_the_server_dies_the_answer_has_no_receiver(asking: Asking) -> None:
@@ -294,7 +294,7 @@ async def test_a_question_outside_any_call_is_declined_and_there_are_no_folders_
     server = await asking("stdio-handshake")
     note = tmp_path / "note"
     assert (await server(call_of("ask_afterwards", note=str(note)), ignore_event)).data == {"answer": "bye"}
-    await until(lambda: note.exists() and note.read_text() == "decline 0", PATIENCE)
+    await until(lambda: note.exists() and note.read_text() == "decline 0", WAIT_TIMEOUT)
 
 
 async def test_no_more_calls_wait_for_answers_than_may() -> None:
@@ -303,7 +303,7 @@ async def test_no_more_calls_wait_for_answers_than_may() -> None:
     for _ in range(2):
         asked = PendingMcpRequest(Principal(mode="psk", principal_id="percy"), "tool")
         asked.start(asked.ask(Question(kind="form", message="Go on?")), on_end=lambda _: None)  # type: ignore[arg-type]  # as good as a reply
-        results.append(await asyncio.wait_for(pending.wait_for_outcome(asked, ignore_event), PATIENCE))
+        results.append(await asyncio.wait_for(pending.wait_for_outcome(asked, ignore_event), WAIT_TIMEOUT))
     assert isinstance(results[0], Result)
     assert results[1] == {"action": "decline"}
     await pending.aclose()

@@ -22,7 +22,7 @@ from tests.marks import requirement
 from tests.runtimes.mcp_bench import Bench, failure_of
 from tests.runtimes.test_mcp_questions import COLOUR, answering
 
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 
 
 class Servers:
@@ -42,7 +42,7 @@ class Servers:
 
 @pytest.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
-    async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Servers(stack, tmp_path)
 
 

@@ -28,7 +28,7 @@ OLD = ["stdio-2025", "http-2025"]
 KINDS = [*NEW, *OLD]
 RED = Answer(content={"colour": "red"})
 BEE = Principal(mode="psk", principal_id="bee")
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ class Working:
 
 @pytest.fixture
 async def working(tmp_path: Path) -> AsyncIterator[Working]:
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+    async with asyncio.timeout(2 * WAIT_TIMEOUT), AsyncExitStack() as stack:
         yield Working(stack, tmp_path)
 
 
@@ -195,9 +195,13 @@ async def test_a_result_that_cannot_be_fetched_is_not_asked_for_without_end(tmp_
 
     application = web.Application()
     application.router.add_route("*", "/mcp", answer)
-    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack, test_utils.TestServer(application) as server:
+    async with (
+        asyncio.timeout(2 * WAIT_TIMEOUT),
+        AsyncExitStack() as stack,
+        test_utils.TestServer(application) as server,
+    ):
         runtime = Bench(stack, tmp_path).runtime(uri=str(server.make_url("/mcp")))
         await runtime.describe()
         with pytest.raises(UpstreamInterrupted):
-            await runtime(within(call_of("ask"), PATIENCE), ignore_event)
+            await runtime(within(call_of("ask"), WAIT_TIMEOUT), ignore_event)
     assert (methods.count("tasks/result"), methods.count("tools/call")) == (6, 1)

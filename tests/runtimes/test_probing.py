@@ -23,7 +23,7 @@ from tests.fixtures.agents.matrix import make
 from tests.fixtures.agents.plain_http import app as silent_agent
 from tests.fixtures.apis.shop import app as shop
 from tests.fixtures.mcp_servers.serving import EVERYDAY, serving
-from tests.fixtures.node import PATIENCE, PSK, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
 from tests.fixtures.peers import peer
 from tests.marks import requirement
 from tests.matrix.agents.listening import listening
@@ -149,15 +149,15 @@ async def test_an_address_without_a_listener_is_probed_once(http: OutboundClient
 )
 async def test_a_faulty_server_ends_the_probe_in_time(http: OutboundClient, fault: str) -> None:
     async with agents(defaultdict(lambda: BEHAVIOURS[fault])) as wild:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             report = await probed(http, wild.url("/x"), seconds=0.5)
     assert report.finding is None
 
 
 async def test_of_a_stream_without_end_only_the_beginning_is_heard(http: OutboundClient) -> None:
     async with agents(defaultdict(lambda: BEHAVIOURS["hang_in_stream"])) as wild:
-        async with asyncio.timeout(PATIENCE):
-            report = await probed(http, wild.url("/x"), seconds=10 * PATIENCE)
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            report = await probed(http, wild.url("/x"), seconds=10 * WAIT_TIMEOUT)
     assert report.finding is None
 
 
@@ -210,7 +210,7 @@ async def test_a_probe_that_is_cancelled_ends_its_program(tmp_path: Path) -> Non
     note = tmp_path / "pid"
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     probing = asyncio.ensure_future(started(sys.executable, "-c", program))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not (note.exists() and note.read_text()):  # noqa: ASYNC110  # files send no events
             await asyncio.sleep(0.01)
         probing.cancel()

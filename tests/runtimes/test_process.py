@@ -31,7 +31,7 @@ from a2a_fabric.core.result import Event
 from a2a_fabric.runtimes.process.runtime import build
 from a2a_fabric.runtimes.programs import RestartPolicy
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
-from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
+from tests.fixtures.programs import WAIT_TIMEOUT, processes_with, stand_still_until
 from tests.marks import requirement
 
 PROGRAM = [sys.executable, str(HERE / "jsonl_program.py")]
@@ -70,7 +70,7 @@ def script(tmp_path: Path, text: str) -> list[str]:
 
 async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     with pytest.raises(kind) as caught:
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, WAIT_TIMEOUT)
     return caught.value
 
 
@@ -266,7 +266,7 @@ class TestDeathAndRestart:
 
     async def test_the_back_off_doubles_with_each_death(self, start: Start) -> None:
         runtime, wait = start([*PROGRAM, "--die-at-once"], backoff=0.03), 0.0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while wait <= 0.06:  # what is left of it when we come to look; on a busy machine that may be nothing
                 try:
                     await failure_of(runtime(call_of("echo"), ignore_event), UpstreamInterrupted)
@@ -456,7 +456,7 @@ class TestOneProcessACall:
         await until(note.exists)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, PATIENCE)
+            await asyncio.wait_for(running, WAIT_TIMEOUT)
         await until(lambda: not is_alive(int(note.read_text())))
 
     @pytest.mark.parametrize("steps", range(8))
@@ -471,8 +471,8 @@ class TestOneProcessACall:
         stand_still_until(lambda: begun.exists() or not processes_with(trace))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, PATIENCE)
-        await until(lambda: not processes_with(trace), PATIENCE)
+            await asyncio.wait_for(running, WAIT_TIMEOUT)
+        await until(lambda: not processes_with(trace), WAIT_TIMEOUT)
 
     async def test_children_that_hold_the_output_open_do_not_delay_the_answer(self, start: Start) -> None:
         runtime = start(["sh", "-c", "sleep 600 & echo done"], protocol="oneshot")
@@ -512,7 +512,7 @@ class TestOneProcessACall:
         stand_still_until(lambda: not processes_with(trace))  # who was killed takes a moment to die, but not our help
         assert not processes_with(trace)
         with pytest.raises((UpstreamInterrupted, AgentOffline)):
-            await asyncio.wait_for(running, PATIENCE)
+            await asyncio.wait_for(running, WAIT_TIMEOUT)
         await failure_of(runtime(call_of("any"), ignore_event), AgentOffline)
 
     async def test_health_and_description_only_look_whether_the_program_is_there(self, start: Start) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from tests.fixtures.agents.rest import AGENT, RestPlatform
 from tests.fixtures.agents.rpc import body_of, reply
-from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import NOWHERE, listening
 
@@ -184,10 +184,10 @@ async def test_leaving_deletes_the_task(node: Node, platform: RestPlatform, tmp_
     note = tmp_path / "note"
     given = {"agent_id": "worker", "capability": "sleep", "task": "", "context": {"note": str(note)}}
     async with node.stream("fabric.call", given):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while not note.exists():  # noqa: ASYNC110  # files send no events
                 await asyncio.sleep(0.01)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await platform.deleted.wait()
     assert note.read_text() == "cancelled"
 
@@ -196,7 +196,7 @@ async def test_a_timeout_deletes_it_too(node: Node, platform: RestPlatform, tmp_
     platform.deleted.clear()
     note = tmp_path / "note"
     assert (await code(node, "worker", "sleep", context={"note": str(note)}, timeout_ms=1000))[0] == "TIMEOUT"
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await platform.deleted.wait()
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from tests.fixtures.agents.rpc import ACTIONS, RPCAgent, body_of, reply
-from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import NOWHERE, listening
 
@@ -211,7 +211,7 @@ async def test_a_capability_that_streams_is_asked_to(node: Node, agent: RPCAgent
         "context": {"words": ["a", "b"], "go_on": str(go_on)},
     }
     heard: list[str] = []
-    async with asyncio.timeout(PATIENCE), node.stream("fabric.call", given) as events:
+    async with asyncio.timeout(WAIT_TIMEOUT), node.stream("fabric.call", given) as events:
         async for event in events:
             if event["event"] == "token":
                 heard.append(event["data"]["text"])
@@ -247,7 +247,7 @@ async def test_a_caller_that_leaves_cancels_the_task(node: Node, agent: RPCAgent
 
     await eventually(asleep)
     asking.cancel()
-    await asyncio.wait_for(agent.cancelled.wait(), PATIENCE)
+    await asyncio.wait_for(agent.cancelled.wait(), WAIT_TIMEOUT)
     asked, cancelled = agent.requests
     assert cancelled["method"] == "a2a/cancel"
     assert cancelled["params"] == {"taskId": asked["params"]["taskId"]}
@@ -257,7 +257,7 @@ async def test_a_caller_that_leaves_cancels_the_task(node: Node, agent: RPCAgent
 async def test_a_call_whose_time_is_up_cancels_the_task(node: Node, agent: RPCAgent, tmp_path: Path) -> None:
     found = await error_of(node, "peer", "sleep", context={"note": str(tmp_path / "note")}, timeout_ms=3000)
     assert found[0] == "TIMEOUT"
-    await asyncio.wait_for(agent.cancelled.wait(), PATIENCE)
+    await asyncio.wait_for(agent.cancelled.wait(), WAIT_TIMEOUT)
 
 
 async def test_an_agent_may_ask_and_gets_the_answer_under_the_same_id(node: Node, agent: RPCAgent) -> None:
@@ -351,7 +351,7 @@ async def test_an_agent_that_leads_back_to_its_own_node_is_noticed() -> None:
         address = f"{node.url}/a2a/agents/circle/rpc"
         circle = {"agentId": "circle", "name": "Circle", "capabilities": ["turn"], "endpoint": address}
         assert (await node.send("POST", "/a2a/register", json=circle)).status == 200
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             code, message = await error_of(node, "circle", "turn")
         assert (code, "passed" in message) == ("UPSTREAM_ERROR", True), message
         jobs = (await node.operation("fabric.job.list"))["result"]["count"]

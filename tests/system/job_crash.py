@@ -68,7 +68,7 @@ async def once(task: str, pause: float = 0.01):
 MANIFESTS = "- {agent_id: worker, runtime: python, endpoint: {uri: 'python:crash_agents:worker'}}\n"
 LEASE = 4.0
 ENDED = {"completed", "failed", "cancelled", "timeout", "rejected"}
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 _AT_ONCE = 16
 
 
@@ -161,7 +161,7 @@ class Crowd:
     async def more(self, count: int) -> None:
         """Until so many more jobs are acknowledged."""
         wanted = len(self.jobs) + count
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while len(self.jobs) < wanted:
                 await self._check_lanes()
                 await asyncio.sleep(0.005)
@@ -169,7 +169,7 @@ class Crowd:
     async def finish(self) -> None:
         """Every client sees its last job to its end."""
         self._is_finishing = True
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await asyncio.gather(*self._lanes)
 
     async def leave(self) -> None:
@@ -210,7 +210,7 @@ class Crowd:
         self._number += 1
         task, key = f"t{self._number}", new_id()
         capability = random.choice(["again", "once"])
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while True:
                 try:
                     job = await self._fabric.submit("worker", capability, task, idempotency_key=key)
@@ -235,7 +235,7 @@ async def log_of(fabric: FabricClient, job_id: str, after: int = 0) -> list[Stre
 
 
 async def until_ended(fabric: FabricClient, job_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         await log_of(fabric, job_id)
         status = await fabric.job(job_id).status()
     assert status["state"] in ENDED

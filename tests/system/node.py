@@ -22,20 +22,20 @@ COMMAND = [sys.executable, "-m", "a2a_fabric"]
 QUICK = tuple(
     f"a2a_fabric.cli.{row.module}" for name, row in COMMANDS.items() if name not in ("up", "mcp")
 )  # what a command imports
-PATIENCE = 60.0  # on a machine that has other things to do
+WAIT_TIMEOUT = 60.0  # on a machine that has other things to do
 
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T | None], what: str, patience: float = PATIENCE) -> T:
+def until(look: Callable[[], T | None], what: str, timeout: float = WAIT_TIMEOUT) -> T:
     """What `look` finds, as soon as it finds something."""
-    ends_at = time.monotonic() + patience
+    ends_at = time.monotonic() + timeout
     while time.monotonic() < ends_at:
         found = look()
         if found:
             return found
         time.sleep(0.02)
-    raise AssertionError(f"waited {patience:g} s in vain for {what}")
+    raise AssertionError(f"waited {timeout:g} s in vain for {what}")
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Node:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE)
+        return self.process.wait(WAIT_TIMEOUT)
 
 
 def run(
@@ -118,7 +118,7 @@ def run(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_TIMEOUT,
         check=False,
     )
 
@@ -145,4 +145,4 @@ def running_node(folder: Path, *words: str, listen: str | None = "127.0.0.1:0", 
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(PATIENCE)
+            process.wait(WAIT_TIMEOUT)

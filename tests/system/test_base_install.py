@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from tests.system.node import COMMAND, PATIENCE, Node, environment, running_node, until
+from tests.system.node import COMMAND, WAIT_TIMEOUT, Node, environment, running_node, until
 
 BLOCKED = ("a2a", "google", "grpc", "asyncpg")
 
@@ -59,7 +59,7 @@ def test_what_needs_an_extra_says_which_one(tmp_path: Path) -> None:
     variables = environment(tmp_path / "home", PYTHONPATH=without_extras(tmp_path), CARD_KEY="0123456789abcdef")
     command = [*COMMAND, "up", "--listen", "127.0.0.1:0"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=WAIT_TIMEOUT, check=False
     )
     assert done.returncode == 1
     assert "pip install 'a2a-fabric[a2a]'" in done.stderr

@@ -21,7 +21,7 @@ from a2a_fabric.cli.program import COMMANDS, app, load_command
 from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema, build_reference
 from a2a_fabric.version import __version__
 from tests.marks import requirement
-from tests.system.node import COMMAND, PATIENCE, Node, environment, run, running_node, until
+from tests.system.node import COMMAND, WAIT_TIMEOUT, Node, environment, run, running_node, until
 
 ROOT = Path(__file__).parents[2]
 SLOW = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(30)"
@@ -59,7 +59,7 @@ def in_terminal(node: Node, *words: str) -> str:
         pass
     finally:
         os.close(ours)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(WAIT_TIMEOUT) == 0
     return seen.decode()
 
 
@@ -75,7 +75,7 @@ def test_the_examples_of_the_page_work_as_pasted(node: Node) -> None:
         env=environment(node.home, PATH=path),
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE,
+        timeout=3 * WAIT_TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,7 +112,7 @@ def test_a_call_streams_its_answer_and_prints_it_once(node: Node) -> None:
     assert calling.stdout is not None
     first = calling.stdout.readline()
     assert calling.poll() is None  # more is to come
-    rest, remarks = calling.communicate(timeout=PATIENCE)
+    rest, remarks = calling.communicate(timeout=WAIT_TIMEOUT)
     lines = (first + rest).splitlines()
     assert lines[:3] == ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6"]
     assert len(lines) == 20
@@ -241,7 +241,7 @@ def test_interrupting_a_call_cancels_it(tmp_path: Path) -> None:
         calling = node.start("call", "slow", "wait")
         until((tmp_path / "started").exists, "the agent to start")
         calling.send_signal(signal.SIGINT)
-        printed, said = calling.communicate(timeout=PATIENCE)
+        printed, said = calling.communicate(timeout=WAIT_TIMEOUT)
         assert (calling.returncode, printed, said) == (130, "", "Cancelled.\n")
         until(lambda: '"error_code":"CANCELLED"' in node.said, "the node to notice")
 
@@ -295,7 +295,7 @@ def test_the_version_is_printed_without_loading_a_node(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=WAIT_TIMEOUT,
         check=True,
     )
     assert done.stdout.startswith("a2a-fabric 0.")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from a2a_fabric.cli.program import JobCommands, app, load_command
 from a2a_fabric.client import SyncFabricClient
 from tests.marks import requirement
-from tests.system.node import PATIENCE, Node, run, running_node, until
+from tests.system.node import WAIT_TIMEOUT, Node, run, running_node, until
 from tests.system.test_cli import in_terminal
 
 AGENTS = '''
@@ -193,7 +193,7 @@ def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: 
     following = node.start("jobs", "follow", job_id)
     until_says(following, "one")
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=PATIENCE)
+    _, said = following.communicate(timeout=WAIT_TIMEOUT)
     assert following.returncode == 130
     found = re.fullmatch(
         rf"Detached; the job goes on\. Follow it with: a2a-fabric (jobs follow {job_id} --after (\d+))\n", said
@@ -216,7 +216,7 @@ def test_who_named_a_node_is_sent_back_to_it(node: Node, gate: Path, tmp_path: P
     following = node.start("call", "--follow", job_id, "--url", node.url)
     until_says(following, "one")
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=PATIENCE)
+    _, said = following.communicate(timeout=WAIT_TIMEOUT)
     assert re.search(rf"Follow it with: a2a-fabric jobs follow {job_id} --after \d+{there}\n$", said), said
     gate.touch()
     again = printed(node, "jobs", "follow", job_id, "--url", node.url)
@@ -378,14 +378,14 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         said = calling.stderr.readline()
         assert re.fullmatch(r"The call goes on as job job_\w+; Ctrl-C stops following, not the job\.\n", said)
         gate.touch()
-        out, _ = calling.communicate(timeout=PATIENCE)
+        out, _ = calling.communicate(timeout=WAIT_TIMEOUT)
         assert (calling.returncode, out) == (0, "one two \nwords: 2\n")
         leaving = node.start("call", "desk", "gated", "one two", "--arg", f"gate={other}")
         assert leaving.stderr is not None
         job_id = re.search(r"job_\w+", leaving.stderr.readline())
         assert job_id
         leaving.send_signal(signal.SIGINT)
-        _, said = leaving.communicate(timeout=PATIENCE)
+        _, said = leaving.communicate(timeout=WAIT_TIMEOUT)
         assert (leaving.returncode, said.startswith("Detached; the job goes on.")) == (130, True)
         assert state(node, job_id[0]) == "running"
         _, handle = in_process(node, "call", "desk", "gated", "one two", "--arg", f"gate={other}")
@@ -406,7 +406,7 @@ def test_following_goes_on_when_the_node_was_killed_and_is_there_again(tmp_path:
         first.wait()
         gate.touch()
         with node_in(tmp_path, listen=first.url.removeprefix("http://")) as second:
-            out, said = following.communicate(timeout=PATIENCE)
+            out, said = following.communicate(timeout=WAIT_TIMEOUT)
             assert (following.returncode, said) == (0, "")
             assert out.endswith("one two \nwords: 2\n")
             assert in_process(second, "jobs", "show", job_id)[1]["job"]["attempt"] == 2

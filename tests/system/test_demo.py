@@ -76,7 +76,7 @@ def test_all_of_them_are_online_and_say_what_they_do(fabric: SyncFabricClient) -
         silent = [name for name, agent in agents.items() if not agent["capabilities"] and name != "lab"]
         return agents if "lab/dice" in agents and are_online and not silent else None
 
-    assert until(all_known, "all agents to be online and to say what they do", patience=60)
+    assert until(all_known, "all agents to be online and to say what they do", timeout=60)
 
 
 @requirement("000-13")

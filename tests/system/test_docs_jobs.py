@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from a2a_fabric.cli.program import app
 from a2a_fabric.core.job import JOB_STATES, translate_state
 from a2a_fabric.jobs.webhooks import sign_webhook
-from tests.system.node import PATIENCE, Node, environment, running_node
+from tests.system.node import WAIT_TIMEOUT, Node, environment, running_node
 
 PAGE = (Path(__file__).parents[2] / "docs/jobs.md").read_text()
 
@@ -36,7 +36,7 @@ def shell(lines: list[str], node: Node) -> subprocess.CompletedProcess[str]:
         env=environment(node.home, PATH=path, TOKEN=node.token),
         capture_output=True,
         text=True,
-        timeout=3 * PATIENCE,
+        timeout=3 * WAIT_TIMEOUT,
         check=False,
     )
 

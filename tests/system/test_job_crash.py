@@ -20,7 +20,7 @@ from tests.fixtures.postgres import Server, shared
 from tests.marks import requirement
 from tests.system.job_crash import (
     LEASE,
-    PATIENCE,
+    WAIT_TIMEOUT,
     Crowd,
     check_all,
     client,
@@ -120,7 +120,7 @@ async def _survives(dying: list[Node], heirs: list[Node], there: FabricClient, h
 async def _holder(fabric: FabricClient, job_id: str, attempt: int = 1) -> int:
     """Which process does a job of `held`: it says so first."""
     begun = 0
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         async for event in fabric.job(job_id).events():
             if event.text.isdigit():
                 begun += 1
@@ -147,7 +147,7 @@ async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_ha
                 before = await log_of(at_heir, job.job_id)
         finally:
             sleeper.signal(signal.SIGCONT)
-        async with client(sleeper) as woken, asyncio.timeout(PATIENCE):
+        async with client(sleeper) as woken, asyncio.timeout(WAIT_TIMEOUT):
             while "taken over by another worker" not in sleeper.said:
                 await woken.health()
                 await asyncio.sleep(0.05)
@@ -214,7 +214,7 @@ async def _told_in_time(node: Node) -> None:
             await asyncio.sleep(0.1)
         for each in asked:
             assert isinstance(each.exception(), StoreUnavailable)
-        assert time.monotonic() - began < 18  # before a client's own patience ends, which is longer
+        assert time.monotonic() - began < 18  # before a client's own timeout ends, which is longer
 
 
 def test_without_a_word_about_it_jobs_are_kept_beside_the_configuration(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.system.job_crash import client, ledger_in, log_of, node_in, until_end
 from tests.system.node import Node, run
 
 LARGE = "x" * 100_000
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 
 
 def let_files_grow(node: Node, most: int) -> None:
@@ -31,7 +31,7 @@ def let_files_grow(node: Node, most: int) -> None:
 async def fill(fabric: FabricClient) -> tuple[dict[str, str], FabricError]:
     """Jobs until one is refused: those acknowledged, by id, and the refusal."""
     accepted: dict[str, str] = {}
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         for number in count():
             try:
                 job = await fabric.submit("worker", "once", f"t{number}", {"pause": 0.01})
@@ -44,11 +44,11 @@ async def fill(fabric: FabricClient) -> tuple[dict[str, str], FabricError]:
 
 async def go_on(fabric: FabricClient) -> None:
     """By itself, and soon."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while True:
             try:
                 job = await fabric.submit("worker", "once", "after")
-                assert (await job.result(PATIENCE)).answer == "after"
+                assert (await job.result(WAIT_TIMEOUT)).answer == "after"
                 return
             except StoreUnavailable:
                 await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ import pytest
 from a2a_fabric.client import FabricClient
 from tests.system.job_crash import client, node_in, until_ended
 
-PATIENCE = 180.0  # nodes look about once a minute
+WAIT_TIMEOUT = 180.0  # nodes look about once a minute
 
 
 @pytest.mark.soak
@@ -24,7 +24,7 @@ async def forgets(fabric: FabricClient) -> None:
     held = await fabric.submit("worker", "held", "stays")
     ended = await fabric.submit("worker", "again", "goes")
     await until_ended(fabric, ended.job_id)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while ended.job_id in {job["job_id"] for job in await fabric.jobs()}:  # noqa: ASYNC110  # over a wire
             await asyncio.sleep(0.5)
     assert [job["job_id"] for job in await fabric.jobs()] == [held.job_id]

@@ -55,7 +55,7 @@ from tests.unit.made import agent
 pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,9 @@ def server() -> Iterator[Server]:
 
 @asynccontextmanager
 async def opened(address: str, **settings: Any) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(PostgresSettings(address=address, **{"reconnect_timeout": PATIENCE, **settings}))
+    store = await PostgresStore.open(
+        PostgresSettings(address=address, **{"reconnect_timeout": WAIT_TIMEOUT, **settings})
+    )
     try:
         yield store
     finally:
@@ -111,7 +113,7 @@ class Traffic:
                     task.result()
             return self.count >= wanted
 
-        await until(enough, 2 * PATIENCE)
+        await until(enough, 2 * WAIT_TIMEOUT)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -190,11 +192,11 @@ async def test_a_server_that_stays_away_is_a_typed_error_and_is_found_again(serv
                     began = time.monotonic()
                     with pytest.raises(StoreUnavailable, match="did not answer within"):
                         await asking()
-                    assert time.monotonic() - began < PATIENCE
+                    assert time.monotonic() - began < WAIT_TIMEOUT
             finally:
                 await asyncio.to_thread(server.start)
             assert await until(lambda: _written(store, job.fencing_token))
-            assert await bell.wait(PATIENCE)
+            assert await bell.wait(WAIT_TIMEOUT)
         assert await log_of(store, job.job_id) == [(1, "back")]
 
 
@@ -232,7 +234,7 @@ async def _accepted(store: Store) -> bool:
 async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(server: Server) -> None:
     address = server.database()
     await asyncio.to_thread(server.stop)
-    opening = asyncio.create_task(PostgresStore.open(PostgresSettings(address=address, reconnect_timeout=PATIENCE)))
+    opening = asyncio.create_task(PostgresStore.open(PostgresSettings(address=address, reconnect_timeout=WAIT_TIMEOUT)))
     await asyncio.to_thread(server.start)
     store = await opening
     await store.jobs.accept(new_job())
@@ -344,7 +346,7 @@ async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each
         with there.notices.watch(WORK_TOPIC) as bell:
             assert await there.jobs.claim(claim_request()) == []
             accepted = await asyncio.gather(*(here.jobs.accept(new_job()) for _ in range(60)))
-            assert await bell.wait(PATIENCE)
+            assert await bell.wait(WAIT_TIMEOUT)
         claims = await asyncio.gather(*(node.jobs.claim(claim_request(limit=9)) for node in (here, there) * 5))
         got = [job.job_id for claim in claims for job in claim]
         assert sorted(got) == sorted(each.job.job_id for each in accepted)
@@ -377,7 +379,7 @@ async def test_a_broken_line_of_notices_is_made_anew(server: Server) -> None:
                 await until(lambda: _silenced(server))
                 assert await there.jobs.append(job.fencing_token, tokens("x")) == number
                 while (await here.jobs.events(job.job_id)).last < number:
-                    assert await bell.wait(PATIENCE)
+                    assert await bell.wait(WAIT_TIMEOUT)
 
 
 async def _silenced(server: Server) -> bool:
@@ -435,7 +437,7 @@ async def holder(address: str) -> AsyncIterator[Process]:
 
 async def _line(process: Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         return (await process.stdout.readline()).decode().strip()
 
 

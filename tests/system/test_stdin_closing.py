@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.node import COMMAND, PATIENCE, environment, running_node
+from tests.system.node import COMMAND, WAIT_TIMEOUT, environment, running_node
 
 AGENT = """
 import asyncio
@@ -68,7 +68,7 @@ def client(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(PATIENCE)
+            process.wait(WAIT_TIMEOUT)
 
 
 def message(number: int | None, method: str, **params: Any) -> bytes:
@@ -98,7 +98,7 @@ def check_all_answered(said: bytes) -> None:
 
 def test_running_calls_of_a_node_of_its_own_are_answered(folder: Path) -> None:
     with client(folder, "--config", "fabric.yaml") as process:
-        said, _ = process.communicate(conversation("think"), PATIENCE)
+        said, _ = process.communicate(conversation("think"), WAIT_TIMEOUT)
         assert process.returncode == 0
     check_all_answered(said)
 
@@ -108,7 +108,7 @@ def test_running_calls_on_a_node_that_runs_are_answered(folder: Path) -> None:
         running_node(folder, "--config", "fabric.yaml", PYTHONPATH=str(folder)) as node,
         client(folder, "--url", node.url, "--token", node.token) as process,
     ):
-        said, _ = process.communicate(conversation("think"), PATIENCE)
+        said, _ = process.communicate(conversation("think"), WAIT_TIMEOUT)
         assert process.returncode == 0
     check_all_answered(said)
 
@@ -116,7 +116,7 @@ def test_running_calls_on_a_node_that_runs_are_answered(folder: Path) -> None:
 def test_a_call_that_does_not_end_is_not_waited_for_longer_than_the_drain_time(folder: Path) -> None:
     (folder / "fabric.yaml").write_text(CONFIG % 1)
     with client(folder, "--config", "fabric.yaml") as process:
-        said, _ = process.communicate(conversation("brood"), PATIENCE)
+        said, _ = process.communicate(conversation("brood"), WAIT_TIMEOUT)
     assert 1 in replies(said)
 
 
@@ -124,7 +124,7 @@ def test_a_call_that_was_cancelled_is_not_waited_for(folder: Path) -> None:
     (folder / "fabric.yaml").write_text(CONFIG % 1000)
     cancelled = message(None, "notifications/cancelled", requestId=10)
     with client(folder, "--config", "fabric.yaml") as process:
-        said, _ = process.communicate(conversation("brood", 1) + cancelled, PATIENCE)
+        said, _ = process.communicate(conversation("brood", 1) + cancelled, WAIT_TIMEOUT)
     assert 1 in replies(said)
 
 
@@ -132,7 +132,7 @@ def test_json_that_is_nested_too_deep_is_an_error_and_the_conversation_goes_on(f
     (folder / "fabric.yaml").write_text(CONFIG % 1000)  # it would be waited for in vain
     deep = b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":' + b'{"a":' * 700 + b"1" + b"}" * 700 + b"}\n"
     with client(folder, "--config", "fabric.yaml") as process:
-        said, _ = process.communicate(conversation("think") + deep, PATIENCE)
+        said, _ = process.communicate(conversation("think") + deep, WAIT_TIMEOUT)
     errors = [each for line in said.splitlines() if "error" in (each := json.loads(line))]
     assert [error["error"]["code"] for error in errors] == [-32700]
     assert "nested" in errors[0]["error"]["message"]

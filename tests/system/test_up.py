@@ -23,7 +23,7 @@ import websockets
 
 from a2a_fabric.identity.keyfile import KeyFile
 from tests.marks import requirement
-from tests.system.node import PATIENCE, Node, run, running_node, until
+from tests.system.node import WAIT_TIMEOUT, Node, run, running_node, until
 
 GATED = """
 import json, pathlib, sys, time
@@ -222,7 +222,7 @@ def test_after_the_first_interrupt_a_running_call_finishes(gated: Node) -> None:
     gated.signal(signal.SIGINT)
     until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
     (gated.folder / "gate").touch()
-    answer, _ = calling.communicate(timeout=PATIENCE)
+    answer, _ = calling.communicate(timeout=WAIT_TIMEOUT)
     assert answer == "worth waiting for\n"
     assert calling.returncode == 0
     assert gated.wait() == 0
@@ -235,7 +235,7 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
     until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
     gated.signal(signal.SIGINT)
     assert gated.process.wait(20) == 0
-    _, complaint = calling.communicate(timeout=PATIENCE)
+    _, complaint = calling.communicate(timeout=WAIT_TIMEOUT)
     assert calling.returncode == 1
     assert "Traceback" not in complaint
 
@@ -243,7 +243,7 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
 def plain_call(node: Node) -> tuple[int, dict[str, Any]]:
     body = {"name": "fabric.call", "arguments": {"agent_id": "gated", "capability": "wait", "task": "go"}}
     headers = {"Authorization": f"Bearer {node.token}", "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=PATIENCE)
+    connection = http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=WAIT_TIMEOUT)
     with closing(connection):
         connection.request("POST", "/mcp/call", json.dumps(body), headers)
         reply = connection.getresponse()
@@ -257,7 +257,7 @@ def test_a_plain_call_that_the_second_interrupt_ends_is_told_so(gated: Node) -> 
         gated.signal(signal.SIGTERM)
         until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
         gated.signal(signal.SIGINT)
-        status, envelope = calling.result(PATIENCE)
+        status, envelope = calling.result(WAIT_TIMEOUT)
     assert (status, envelope["error_code"]) == (503, "NODE_STOPPED")
     assert envelope["trace"]["trace_id"]
 

@@ -14,7 +14,7 @@ from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.sources.files import AgentsFile, read_manifests
 from tests.marks import requirement
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 LEAST = """\
 - agent_id: percy
@@ -184,7 +184,7 @@ class Kept:
 
     async def reload(self) -> None:
         began_at = time.monotonic()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             await self._reloaded.wait()
         self._reloaded.clear()
         self.delays.append(time.monotonic() - began_at)

@@ -10,7 +10,7 @@ from subprocess import PIPE
 
 from tests.fixtures.forked.commands import forked_command
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 def start(*words: str) -> subprocess.Popen[bytes]:
@@ -19,9 +19,9 @@ def start(*words: str) -> subprocess.Popen[bytes]:
 
 def test_it_reads_and_writes_its_pipes_and_ends_with_its_own_code() -> None:
     fine, bad = start("json.tool"), start("json.tool")
-    assert fine.communicate(b"[1]", PATIENCE) == (b"[\n    1\n]\n", b"")
+    assert fine.communicate(b"[1]", WAIT_TIMEOUT) == (b"[\n    1\n]\n", b"")
     assert fine.returncode == 0
-    printed, said = bad.communicate(b"[", PATIENCE)
+    printed, said = bad.communicate(b"[", WAIT_TIMEOUT)
     assert (printed, bad.returncode) == (b"", 1)
     assert b"Expecting value" in said
 
@@ -29,7 +29,7 @@ def test_it_reads_and_writes_its_pipes_and_ends_with_its_own_code() -> None:
 def test_it_is_where_it_was_started_with_what_it_was_given(tmp_path: Path) -> None:
     command = forked_command("timeit", "-n1", "-r1", "import os; print(os.getcwd(), os.environ['WORD'])", imports=())
     env = {**os.environ, "WORD": "here"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=WAIT_TIMEOUT, check=True)
     assert done.stdout.decode().startswith(f"{tmp_path} here\n")
 
 
@@ -40,6 +40,6 @@ def test_killing_the_stand_in_ends_the_program() -> None:
         process.stdin.write(b"[")  # so it waits for more
         process.stdin.flush()
         process.kill()
-        ready, _, _ = select.select([process.stdout.fileno()], [], [], PATIENCE)
+        ready, _, _ = select.select([process.stdout.fileno()], [], [], WAIT_TIMEOUT)
         assert ready, "somebody still holds the pipe"
         assert process.stdout.read() == b""

@@ -15,7 +15,7 @@ from a2a_fabric.stores.sqlite import MemoryStore
 from tests.contracts.stores import log_of, new_job
 from tests.unit.made import call
 
-PATIENCE = 20.0
+WAIT_TIMEOUT = 20.0
 
 
 class PromotionSetup:
@@ -58,8 +58,8 @@ class PromotionSetup:
     async def hear(self, event: Event) -> None:
         self.heard.append(event.data["text"])
 
-    def begun(self, patience: float) -> asyncio.Future[Result | JobSummary]:
-        return asyncio.ensure_future(Promotion(self.agent, self, call("percy"), self.hear).wait(patience))
+    def begun(self, timeout: float) -> asyncio.Future[Result | JobSummary]:
+        return asyncio.ensure_future(Promotion(self.agent, self, call("percy"), self.hear).wait(timeout))
 
     def say(self, *words: str) -> None:
         for word in words:
@@ -81,7 +81,7 @@ class PromotionSetup:
 
 async def test_what_is_said_while_the_job_is_written_down_is_in_its_log_too() -> None:
     setup = PromotionSetup()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         setup.say("before")
         calling = setup.begun(0.05)
         await setup.asked_to_write.wait()
@@ -99,7 +99,7 @@ async def test_what_is_said_while_the_job_is_written_down_is_in_its_log_too() ->
 async def test_a_call_that_says_very_much_becomes_a_job_before_its_time() -> None:
     setup = PromotionSetup()
     setup.may_write.set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         calling = setup.begun(3600.0)
         setup.say(*(str(number) for number in range(5000)))
         assert isinstance(await calling, JobSummary)
@@ -110,7 +110,7 @@ async def test_a_call_that_cannot_become_a_job_is_waited_for_as_any_other() -> N
     setup = PromotionSetup()
     setup.is_away = True
     setup.may_write.set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         calling = setup.begun(0.01)
         await setup.asked_to_write.wait()
         setup.say("word")
@@ -122,7 +122,7 @@ async def test_a_call_that_cannot_become_a_job_is_waited_for_as_any_other() -> N
 async def test_who_leaves_while_a_call_fails_to_become_a_job_takes_its_work_along() -> None:
     setup = PromotionSetup()
     setup.is_away = True
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         calling = setup.begun(0.01)
         await setup.asked_to_write.wait()
         calling.cancel()
@@ -133,7 +133,7 @@ async def test_who_leaves_while_a_call_fails_to_become_a_job_takes_its_work_alon
 
 async def test_who_leaves_while_a_call_becomes_a_job_leaves_the_work_to_it() -> None:
     setup = PromotionSetup()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         calling = setup.begun(0.01)
         await setup.asked_to_write.wait()
         calling.cancel()

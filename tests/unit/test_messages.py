@@ -19,7 +19,7 @@ from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from tests.doors.rest_bench import percy
-from tests.fixtures.node import PATIENCE, running
+from tests.fixtures.node import WAIT_TIMEOUT, running
 
 
 class Forgetful(SqliteMessages):
@@ -55,4 +55,4 @@ async def _written_once(fabric: Fabric, given_id: str | None) -> None:
     assert sent_once.job is not None
     conversation = await store.read_conversation(sent_once.message.conversation_id)
     assert len([message for message in conversation if message.reply_to is None]) == 1  # besides the agent's answer
-    await fabric.jobs.result(caller, sent_once.job.job_id, PATIENCE)
+    await fabric.jobs.result(caller, sent_once.job.job_id, WAIT_TIMEOUT)

@@ -51,7 +51,7 @@ ALICE = Principal(mode="psk", principal_id="alice", trust="local")
 BOB = Principal(mode="psk", principal_id="bob", trust="local")
 ORG = Principal(mode="psk", principal_id="carol", trust="org")
 TOOL = agent("math.calculate", "eval", category="math")
-PATIENCE = 20.0
+WAIT_TIMEOUT = 20.0
 
 
 def remote(agent_id: str, *capabilities: str | Capability, **about: Any) -> Manifest:
@@ -156,7 +156,7 @@ async def test_a_registered_agent_is_found_at_once_by_id_and_capability() -> Non
 async def test_what_registers_on_one_node_is_told_to_all_on_the_same_store() -> None:
     place = Place()
     here, there = await place.node().load(), await place.node().load()
-    async with there.watching() as changed, asyncio.timeout(PATIENCE):
+    async with there.watching() as changed, asyncio.timeout(WAIT_TIMEOUT):
         for made, removed, expected in [
             (remote("percy", "reason"), None, ["percy"]),
             (remote("percy", "reason", description="new"), None, ["percy"]),
@@ -196,7 +196,7 @@ async def test_while_the_store_is_away_known_agents_stay_and_registering_says_so
     place = Place()
     node = await place.node().load()
     await node.registrar.register(remote("percy", "reason"), ALICE)
-    async with node.watching() as changed, asyncio.timeout(PATIENCE):
+    async with node.watching() as changed, asyncio.timeout(WAIT_TIMEOUT):
         place.store.is_away = True
         with pytest.raises(StoreUnavailable):
             await node.registrar.register(remote("abe"), ALICE)
@@ -596,7 +596,7 @@ async def test_old_checks_are_forgotten() -> None:
     history.record("percy", Health(status="online"))
     writing = asyncio.create_task(history.run())
     clock.advance(1000)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while len(await states(store.health)) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     writing.cancel()

@@ -31,7 +31,7 @@ from tests.unit.made import agent, call, validate
 SCHEMA = {"type": "object", "properties": {"depth": {"type": "integer"}}}
 PERCY = agent("percy", Capability(name="reason", input_schema=SCHEMA), Capability(name="plan"))
 TOOL = agent("math.calculate", "eval", category="math")
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 
 class Station:
@@ -214,13 +214,13 @@ class Pipe:
         """Until the writer's thread hangs in the full pipe."""
         for _ in range(500):
             self.log_one()
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + WAIT_TIMEOUT
         while select.select([], [self._writing], [], 0)[1]:
             assert time.monotonic() < ends
             time.sleep(0.005)
 
     def read_until(self, wanted: bytes) -> bytes:
-        received, ends = b"", time.monotonic() + PATIENCE
+        received, ends = b"", time.monotonic() + WAIT_TIMEOUT
         while wanted not in received and time.monotonic() < ends:
             if select.select([self._reading], [], [], 0.1)[0]:
                 received += os.read(self._reading, 1 << 20)
@@ -241,7 +241,7 @@ def test_an_unread_stream_blocks_neither_calls_nor_the_end() -> None:
     for _ in range(2000):
         pipe.log_one()
     pipe.writer.close()
-    assert time.monotonic() - started < PATIENCE
+    assert time.monotonic() - started < WAIT_TIMEOUT
     pipe.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.tools.process import run_program
-from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
+from tests.fixtures.programs import WAIT_TIMEOUT, processes_with, stand_still_until
 from tests.unit.tool_bench import bench, files_in
 
 ENVIRON = {"PATH": os.environ["PATH"], "TOKEN": "hidden", "LANG": "C.UTF-8", "GREETING": "hello"}
@@ -112,13 +112,15 @@ async def test_cancelling_the_call_kills_the_program_and_its_children(tmp_path: 
 async def test_cancelling_while_the_program_is_being_started_leaves_nothing_behind(tmp_path: Path, steps: int) -> None:
     begun, trace = tmp_path / "begun", f"600.{os.getpid()}{steps}"
     command = ["sh", "-c", f"sleep {trace} & touch {begun}; wait"]
-    running = asyncio.ensure_future(run_program(command, cwd=tmp_path, env=os.environ, timeout=PATIENCE, limit=1000))
+    running = asyncio.ensure_future(
+        run_program(command, cwd=tmp_path, env=os.environ, timeout=WAIT_TIMEOUT, limit=1000)
+    )
     for _ in range(steps):
         await asyncio.sleep(0)
     stand_still_until(lambda: begun.exists() or not processes_with(trace))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, PATIENCE)
+        await asyncio.wait_for(running, WAIT_TIMEOUT)
     await _until(lambda: not processes_with(trace))
 
 
@@ -141,7 +143,7 @@ async def test_endless_output_is_cut_and_never_blocks_the_program(tmp_path: Path
 
 
 async def _until(true: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not true():  # noqa: ASYNC110  # another process has no event to wait for
             await asyncio.sleep(0.01)
 

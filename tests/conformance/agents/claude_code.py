@@ -24,7 +24,7 @@ from tests.fixtures.node import Node, running
 AGENT = "basil"
 INSTRUCTIONS = "# Basil\n\nYou are Basil, a cook with a passion for parsley.\n"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 _ROOT = Path(__file__).parents[3]
 _OBJECTS = "StructuredOutput"
 _TOOL = "mcp__matrix__refuse"
@@ -44,7 +44,7 @@ class Model(ModelStub):
             self.bodies.append(json.loads(await request.read()))
             self.asked.set()
             if self._status == 0:
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(WAIT_TIMEOUT)
             if self._status != 200:
                 return error(self._status, "some_error", "no")
         return await super().answer(request)
@@ -167,11 +167,11 @@ async def says_when_it_has_no_access(kitchen: Kitchen) -> None:
 async def ends_with_the_call(kitchen: Kitchen) -> None:
     async with serving(Model(status=0)) as model, kitchen.node(model) as node:
         asking = asyncio.ensure_future(node.ask(AGENT, "ask", "Task one."))
-        await asyncio.wait_for(model.asked.wait(), PATIENCE)
+        await asyncio.wait_for(model.asked.wait(), WAIT_TIMEOUT)
         expect(not kitchen.is_empty, "it is not there")
         asking.cancel()
         await asyncio.wait([asking])
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_TIMEOUT):
             while not kitchen.is_empty:  # noqa: ASYNC110  # processes send no events
                 await asyncio.sleep(0.05)
 

@@ -16,7 +16,7 @@ from tests.conformance.model_stub import serving
 from tests.fixtures.node import Node, running
 
 AGENT = "coder"
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 _WHICH_MODEL = json.dumps({"complexity_reasoning": "none", "complexity_score": 1})  # asked for before the first task
 _SHELL = {"functionCall": {"name": "run_shell_command", "args": {"command": "touch parsley"}}}
 
@@ -35,7 +35,7 @@ class Gemini:
             return web.json_response(_reply({"text": _WHICH_MODEL}))
         self.asked.set()
         if self.is_silent:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(WAIT_TIMEOUT)
         events = f"data: {json.dumps(_reply(_next(body['contents'])))}\n\n"
         return web.Response(text=events, content_type="text/event-stream")
 
@@ -60,21 +60,21 @@ def node_with(home: Home, model: Gemini | None, **more: Any) -> AbstractAsyncCon
         "command": [*home.program, "--acp"],
         "path": str(home.home),
         "env": {**home.env, **trusting, **account},
-        "start_timeout": PATIENCE,
+        "start_timeout": WAIT_TIMEOUT,
         **more,
     }
     return running(manifests=[{"agent_id": AGENT, "runtime": "agent-client", "endpoint": endpoint}])
 
 
 async def _answer(node: Node, task: str, **more: Any) -> Any:
-    envelope = await node.ask(AGENT, "ask", task, timeout_ms=round(PATIENCE * 1000), **more)
+    envelope = await node.ask(AGENT, "ask", task, timeout_ms=round(WAIT_TIMEOUT * 1000), **more)
     expect(envelope["ok"], envelope)
     return envelope
 
 
 async def _described(node: Node) -> None:
     """It takes a while until it has said who it is."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_TIMEOUT):
         while not node.fabric.registry.catalog.agents[0].capabilities:  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.1)
 
@@ -131,7 +131,7 @@ async def stops_with_the_call_and_ends_with_the_node(home: Home) -> None:
             await _described(node)
             model.is_silent = True
             asking = asyncio.ensure_future(node.ask(AGENT, "ask", "Task one.", conversation_id="supper"))
-            await asyncio.wait_for(model.asked.wait(), PATIENCE)
+            await asyncio.wait_for(model.asked.wait(), WAIT_TIMEOUT)
             asking.cancel()
             await asyncio.wait([asking])
             model.is_silent = False

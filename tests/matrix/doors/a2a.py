@@ -28,7 +28,7 @@ from a2a_fabric.core.result import PART_KINDS, Fallback, Part
 from a2a_fabric.protocols.a2a.models import WirePart, parse_part, render_part, restore_integers
 from tests.fixtures.node import PSK, Node
 from tests.fixtures.plain import TRUSTS_NO_PROXY
-from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, fallback_of
+from tests.matrix.door_client import WAIT_TIMEOUT, DoorClient, Hear, Outcome, Question, fallback_of
 from tests.matrix.shared_context import SharedContext
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
@@ -170,7 +170,7 @@ def _code_in(error: A2AError) -> str:
 
 @asynccontextmanager
 async def official(node: Node, agent: str, binding: str) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * PATIENCE, verify=TRUSTS_NO_PROXY) as http:
+    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * WAIT_TIMEOUT, verify=TRUSTS_NO_PROXY) as http:
         card = await A2ACardResolver(http, f"{node.url}/agents/{agent}").get_agent_card()
         config = ClientConfig(
             httpx_client=http,

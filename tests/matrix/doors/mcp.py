@@ -21,7 +21,7 @@ from a2a_fabric.core.result import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
 from tests.fixtures.plain import TRUSTS_NO_PROXY
-from tests.matrix.door_client import PATIENCE, DoorClient, Hear, Outcome, Question, fallback_of
+from tests.matrix.door_client import WAIT_TIMEOUT, DoorClient, Hear, Outcome, Question, fallback_of
 from tests.matrix.shared_context import SharedContext
 from tests.system.node import COMMAND, environment
 
@@ -33,7 +33,7 @@ Opening = AbstractAsyncContextManager[Client]
 async def over_http(node: Node, mode: str, path: str = "/mcp") -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {PSK}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=2 * PATIENCE, verify=TRUSTS_NO_PROXY) as http,
+        httpx2.AsyncClient(headers=headers, timeout=2 * WAIT_TIMEOUT, verify=TRUSTS_NO_PROXY) as http,
         Client(streamable_http_client(node.url + path, http_client=http), mode=mode) as connected,
     ):
         yield connected

@@ -13,7 +13,7 @@ from typing import Any
 from a2a_fabric.agent import Agent
 from tests.fixtures.agents.calling import HERE, is_alive
 from tests.fixtures.faulty import FAULTS
-from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running
 from tests.runtimes.faults.reached import CAPABILITY, Reached
 
 SHORT = 400  # milliseconds: where only the deadline ends it, it is the deadline that is tested
@@ -108,7 +108,7 @@ def _steady() -> Agent:
 async def _asked(agents: Sequence[Wrong], streams: Sequence[bool]) -> Errors:
     """All at once, while the steady agent answers as if nothing were."""
     manifests = [agent.manifest for agent in agents]
-    async with asyncio.timeout(3 * PATIENCE), running(_steady(), manifests=manifests, config=CONFIG) as node:
+    async with asyncio.timeout(3 * WAIT_TIMEOUT), running(_steady(), manifests=manifests, config=CONFIG) as node:
         calls = {
             (agent.name, stream): asyncio.ensure_future(_error(node, agent, stream=stream))
             for agent in agents

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-PATIENCE = 30.0
+WAIT_TIMEOUT = 30.0
 
 T = TypeVar("T")
 
@@ -41,9 +41,9 @@ def _children() -> int:
     return found
 
 
-async def settled(before: Footprint, patience: float) -> Footprint:
-    """As soon as it is no larger than before, or as it is when patience ends."""
-    ends_at = time.monotonic() + patience
+async def settled(before: Footprint, timeout: float) -> Footprint:
+    """As soon as it is no larger than before, or as it is when the time is over."""
+    ends_at = time.monotonic() + timeout
     while True:
         now = Footprint.now()
         if now.is_within(before) or time.monotonic() > ends_at:
@@ -52,15 +52,15 @@ async def settled(before: Footprint, patience: float) -> Footprint:
         await asyncio.sleep(0.02)
 
 
-async def watched(work: Callable[[], Awaitable[T]], patience: float = PATIENCE) -> tuple[T, Footprint, Footprint]:
+async def watched(work: Callable[[], Awaitable[T]], timeout: float = WAIT_TIMEOUT) -> tuple[T, Footprint, Footprint]:
     """What it came to, and the footprints before and after.
 
     What a library keeps for ever after its first use is no leak; what the second use adds is one.
     """
     before = Footprint.now()
     done = await work()
-    after = await settled(before, min(1.0, patience))
+    after = await settled(before, min(1.0, timeout))
     if after.is_within(before):
         return done, before, after
     done = await work()
-    return done, after, await settled(after, patience)
+    return done, after, await settled(after, timeout)

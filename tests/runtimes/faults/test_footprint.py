@@ -44,7 +44,7 @@ async def test_what_stays_behind_is_seen(kind: str) -> None:
     leaking = Leaking()
     work: Callable[[], Awaitable[None]] = getattr(leaking, kind)
     try:
-        _, before, after = await watched(work, patience=0.2)
+        _, before, after = await watched(work, timeout=0.2)
         assert not after.is_within(before)
     finally:
         await leaking.clean()
@@ -57,6 +57,6 @@ async def test_what_a_library_keeps_for_ever_is_no_leak() -> None:
         if not leaking.files:
             await leaking.file()
 
-    _, before, after = await watched(only_the_first_time, patience=0.2)
+    _, before, after = await watched(only_the_first_time, timeout=0.2)
     assert after.is_within(before)
     await leaking.clean()
