@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import httpx2
+import jwt
 import msgspec
 import pytest
 import pytest_asyncio
@@ -22,11 +23,20 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.errors import AuthInvalid
 from a2a_fabric.identity.mandates import issue_mandate, narrow_mandate, split_mandate
-from a2a_fabric.identity.passports import PASSPORT_HEADER, issue_passport
+from a2a_fabric.identity.passports import PASSPORT_HEADER, format_time, issue_passport
 from a2a_fabric.identity.revocations import add_revocation
-from a2a_fabric.identity.signing import SigningKey
+from a2a_fabric.identity.signing import SigningKey, encode_base64url, encode_canonical
+from a2a_fabric.identity.token_verifiers import (
+    MAX_KEY_AGE,
+    MIN_FETCH_INTERVAL,
+    IssuerUnavailable,
+    KeySet,
+    make_verified,
+)
+from a2a_fabric.testing import FakeClock
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import Authority, authority
 from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, running
@@ -141,7 +151,7 @@ class TestPassports:
         ("wrong", "code"),
         [
             ({"key": SigningKey.generate()}, "AUTH_INVALID"),
-            ({"expires_at": datetime.now(UTC) - timedelta(minutes=2)}, "AUTH_EXPIRED"),
+            ({"expires_at": datetime.now(UTC) - timedelta(minutes=2)}, "AUTH_EXPIRED"),  # a clock two minutes slow
             ({"audience": ["https://other.example"]}, "AUTH_INVALID"),
             ({"issuer": "somebody else"}, "AUTH_INVALID"),
         ],
@@ -151,6 +161,24 @@ class TestPassports:
             reply = await call(node, passport(**wrong), token=token)
             assert (reply.status, reply.json["error_code"]) == (401, code), reply.body
             assert reply.json["trace"]["trace_id"]
+
+    @requirement("001-26")
+    async def test_one_that_is_not_valid_yet_truncated_or_signed_again_is_refused(self, node: Node) -> None:
+        text = passport()[PASSPORT_HEADER]
+        later = datetime.now(UTC) + timedelta(minutes=2)
+        fields = {name: value for name, value in json.loads(text).items() if name != "signature"}
+        future = {**fields, "not_before": format_time(later)}
+        forgeries = [
+            json.dumps({**future, "signature": ISSUER.sign(encode_canonical(future))}),
+            json.dumps({**fields, "signature": PLANNER.sign(encode_canonical(fields))}),
+            json.dumps({**fields, "key_id": PLANNER.key_id, "signature": PLANNER.sign(encode_canonical(fields))}),
+            text[:-20],
+            text[: len(text) // 2],
+            encode_base64url(text.encode())[:-4],
+        ]
+        for forged in forgeries:
+            reply = await call(node, {PASSPORT_HEADER: forged})
+            assert (reply.status, reply.json["error_code"]) == (401, "AUTH_INVALID"), reply.body
 
     async def test_a_key_id_that_is_a_path_or_an_address_opens_nothing(self, node: Node, server: Authority) -> None:
         for key_id in ("../../keys.json", f"{server.url}/jwks", "file:keys.json"):
@@ -255,6 +283,51 @@ class TestMandates:
         for token in (second, f"{mandate()}~{second}", f"{first}~{second}~{second}", f"{first}~"):
             assert (await call(node, token=token)).status == 401
 
+    @requirement("001-29")
+    async def test_one_that_is_expired_early_too_long_or_for_another_node_is_refused(self, node: Node) -> None:
+        now = time.time()
+        wrong: list[tuple[str, str]] = [
+            (mandate(now=now - 7200), "AUTH_EXPIRED"),
+            (mandate(now=now + 120), "AUTH_INVALID"),  # a clock two minutes fast
+            (mandate(audience=["https://other.example"]), "AUTH_INVALID"),
+            (mandate(issuer="somebody"), "AUTH_INVALID"),
+            (mandate()[:-9], "AUTH_INVALID"),
+            ("~".join([mandate()] * 8), "AUTH_INVALID"),
+            ("~".join([mandate()[:120]] * 100), "AUTH_INVALID"),
+        ]
+        for token, code in wrong:
+            reply = await call(node, token=token)
+            assert (reply.status, reply.json["error_code"]) == (401, code), reply.body
+
+    async def test_a_link_that_claims_more_than_the_one_before_is_refused(self, node: Node) -> None:
+        first, second = split_mandate(narrow_mandate(mandate(), PLANNER, delegate="worker", now=time.time()))
+        claims = jwt.decode(second, options={"verify_signature": False})
+        headers = {"typ": "mandate+jwt", "kid": PLANNER.key_id}
+        wider = [{"scp": ["*"]}, {"exp": claims["exp"] + 60}, {"dep": 7}, {"prn": "bob"}, {"iss": "login"}]
+        for more in wider:
+            forged = jwt.encode({**claims, **more}, PLANNER.private_key, "EdDSA", headers=headers)
+            reply = await call(node, token=f"{first}~{forged}")
+            assert (reply.status, reply.json["error_code"]) == (401, "AUTH_INVALID"), reply.body
+
+    async def test_a_delegate_cannot_take_the_name_of_another_one(self, node: Node) -> None:
+        arguments = {"agent_id": "percy", "capability": "greet", "task": "you", "async": True}
+        body = {"name": "fabric.call", "arguments": arguments}
+        accountant = mandate(delegate="accountant")
+        job_id = (await node.send("POST", "/mcp/call", token=accountant, json=body)).json["result"]["job_id"]
+        status = {"name": "fabric.job.status", "arguments": {"job_id": job_id}}
+        assert (await node.send("POST", "/mcp/call", token=accountant, json=status)).json["ok"] is True
+        for name in ("accountant", "planner~accountant"):
+            taken = narrow_mandate(mandate(), PLANNER, delegate=name, now=time.time())
+            assert (await node.send("POST", "/mcp/call", token=taken, json=status)).json["ok"] is False
+
+    async def test_a_mandate_in_the_form_of_a_plain_token_is_revoked_as_well(self, node: Node, folder: Path) -> None:
+        claims = {"iss": "corp", "prn": "alice", "sub": "planner", "mnd": "mnd-plain", "scp": ["agent:percy"]}
+        times = {"aud": "https://node.example", "exp": time.time() + 600}
+        token = jwt.encode({**claims, **times}, ISSUER.private_key, "EdDSA", headers={"kid": ISSUER.key_id})
+        assert (await call(node, token=token)).json["result"]["auth"]["mode"] == "mandate"
+        add_revocation(folder / "revoked.json", "mnd-plain")
+        assert (await call(node, token=token)).status == 401
+
     async def test_delegates_of_one_principal_do_not_see_each_others_jobs(self, node: Node) -> None:
         arguments = {"agent_id": "percy", "capability": "greet", "task": "you", "async": True}
         body = {"name": "fabric.call", "arguments": arguments}
@@ -265,6 +338,40 @@ class TestMandates:
         assert (await node.send("POST", "/mcp/call", token=other, json=status)).json["ok"] is False
         refused = await node.send("POST", "/mcp/call", token=None, headers=passport(), json=status)
         assert refused.json["ok"] is False
+
+
+class TestKeysOfIssuers:
+    async def test_a_new_key_in_the_file_counts_and_a_removed_one_does_not(self) -> None:
+        clock = FakeClock()
+        published = [ISSUER]
+
+        async def read() -> bytes:
+            if not published:
+                raise IssuerUnavailable("corp", "is away")
+            return msgspec.json.encode({"keys": [key.public_jwk for key in published]})
+
+        keys = KeySet("corp", read, clock=clock)
+        await keys.find_key(ISSUER.key_id, "EdDSA")
+        published[:] = [PLANNER]
+        clock.advance(MIN_FETCH_INTERVAL + 1)
+        await keys.find_key(PLANNER.key_id, "EdDSA")
+        with pytest.raises(AuthInvalid):
+            await keys.find_key(ISSUER.key_id, "EdDSA")
+        published.clear()  # away: what was fetched counts for a day, and then nothing does
+        clock.advance(MAX_KEY_AGE - 60)
+        await keys.find_key(PLANNER.key_id, "EdDSA")
+        clock.advance(120)
+        for _ in range(2):
+            with pytest.raises(IssuerUnavailable):
+                await keys.find_key(PLANNER.key_id, "EdDSA")
+        published.append(PLANNER)
+        await keys.find_key(PLANNER.key_id, "EdDSA")
+
+    async def test_verified_credentials_are_checked_again_when_the_keys_may_have_changed(self) -> None:
+        now = time.time()
+        verified = await make_verified(Principal(), now + 86_400, 5.0)
+        assert verified.fresh_until - now < 60
+        assert verified.valid_until == now + 86_400
 
 
 @requirement("001-25")

@@ -180,6 +180,40 @@ class TestMandates:
         with pytest.raises(AuthInvalid):
             verify_mandate(f"{first}~{forged}", find_key, NOW)
 
+    def test_a_scope_cannot_be_taken_for_a_capability_of_the_same_name(self) -> None:
+        first = root(scopes=["*"], capabilities=["capability:metrics"])
+        with pytest.raises(BadInput, match="capabilities are wider"):  # `metrics` alone is the scope of /metrics
+            narrow_mandate(first, PLANNER, delegate="eve", now=NOW, capabilities=["metrics"])
+
+    def test_the_words_of_a_nodes_grants_can_be_kept_and_left_out_but_not_added(self) -> None:
+        first = root(scopes=["staff", "guests"])
+        kept = narrow_mandate(first, PLANNER, delegate="worker", now=NOW, scopes=["guests"])
+        assert verify_mandate(kept, find_key, NOW).last.scp == ("guests",)
+        for wider in (["admins"], ["guests", "agent:percy"]):
+            with pytest.raises(BadInput, match="scopes are wider"):
+                narrow_mandate(first, PLANNER, delegate="worker", now=NOW, scopes=wider)
+
+    def test_a_link_signed_again_by_its_holder_or_with_another_algorithm_is_refused(self) -> None:
+        first = root()
+        claims = jwt.decode(first, options={"verify_signature": False})
+        headers = {"typ": "mandate+jwt", "kid": ISSUER.key_id}
+        public = ISSUER.public_key.public_bytes_raw()
+        for forged in (
+            jwt.encode(claims, PLANNER.private_key, "EdDSA", headers=headers),
+            jwt.encode(claims, public + b"0" * 32, "HS256", headers=headers),
+            jwt.encode(claims, "", "none", headers=headers),
+        ):
+            with pytest.raises(AuthInvalid, match="signature"):
+                verify_mandate(forged, find_key, NOW)
+
+    def test_no_part_of_one_passes(self) -> None:
+        narrowed = narrow_mandate(root(), PLANNER, delegate="worker", now=NOW)
+        first, _ = split_mandate(narrowed)
+        for length in range(0, len(narrowed), 7):
+            if length != len(first):  # the principal's own mandate is the beginning of one that was passed on
+                with pytest.raises(AuthInvalid):
+                    verify_mandate(narrowed[:length], find_key, NOW)
+
     def test_links_cannot_be_left_out_exchanged_or_signed_by_others(self) -> None:
         first = root()
         second = narrow_mandate(first, PLANNER, delegate="w", now=NOW, delegate_key=WORKER.public_key)

@@ -64,6 +64,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     cap: tuple[str, ...] | None = None
     scp: tuple[str, ...] | None = None
     trust: TrustTier = "public"
+    delegated_by: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # earlier delegates, who passed a mandate on
     narrowed_by: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # further scopes that must allow, too
     views: tuple[View, ...] | msgspec.UnsetType = msgspec.UNSET  # the caller sees only what all of them include
 
@@ -146,7 +147,10 @@ def caller_name(principal: Principal) -> str | None:
     if principal.mode not in _DELEGATED_MODES or principal.delegate_id is None:
         return principal.principal_id
     issuer, _, subject = (principal.principal_id or "").partition(":")
-    return f"{issuer}~{quote(principal.delegate_id, safe='')}:{subject}"  # names of issuers have no `~`
+    # Names of issuers have no `~`. A delegate chooses the names of those to whom it passes its mandate on, so its own
+    # name comes before theirs.
+    names = (issuer, *(principal.delegated_by or ()), principal.delegate_id)
+    return f"{'~'.join(quote(name, safe='').replace('~', '%7E') for name in names)}:{subject}"
 
 
 def derive_conversation_id(call: Call) -> str | None:

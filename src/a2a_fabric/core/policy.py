@@ -134,6 +134,11 @@ def covers_scopes(scopes: tuple[str, ...], others: tuple[str, ...]) -> bool:
     return all(map(is_known_scope, others)) and parse_scopes(scopes).covers(parse_scopes(others))
 
 
+def scopes_from_cap(entries: Iterable[str]) -> tuple[str, ...]:
+    """The scopes that a `cap` claim names: scopes as they are, and plain names of capabilities."""
+    return tuple(entry if is_known_scope(entry) else f"capability:{entry}" for entry in entries if entry)
+
+
 def make_access_key(principal: Principal) -> AccessKey:
     """A key that is equal for callers with the same access."""
     return principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views

@@ -17,7 +17,13 @@ from a2a_fabric.identity.passports import CLOCK_SKEW, check_passport, decode_pas
 from a2a_fabric.identity.revocations import RevocationList
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.signing import ALGORITHM
-from a2a_fabric.identity.token_verifiers import VerifiedToken, matches_audience, principal_from_claims
+from a2a_fabric.identity.token_verifiers import (
+    REFRESH_SECONDS,
+    VerifiedToken,
+    make_verified,
+    matches_audience,
+    principal_from_claims,
+)
 
 FindJWK = Callable[[str | None, str], Awaitable[jwt.PyJWK]]
 
@@ -29,6 +35,7 @@ class IssuerTerms(NamedTuple):
     audience: tuple[str, ...]
     find_key: FindJWK
     revocations: RevocationList | None
+    refresh_seconds: float = REFRESH_SECONDS
 
     async def find_public_key(self, key_id: str) -> Ed25519PublicKey:
         """Raises AuthInvalid or IssuerUnavailable. Ids are only compared, never opened as a file or an address."""
@@ -48,19 +55,7 @@ class IssuerTerms(NamedTuple):
 
     async def make_verified(self, principal: Principal, expires_at: float, ids: tuple[str, ...]) -> VerifiedToken:
         """Raises AuthInvalid if one of the ids was revoked."""
-        valid_until = fresh_until = expires_at + CLOCK_SKEW
-        if self.revocations is not None:
-            await self.revocations.refresh()
-            fresh_until = min(valid_until, time.time() + self.revocations.refresh_seconds)
-        verified = VerifiedToken(
-            principal=principal,
-            fresh_until=fresh_until,
-            valid_until=valid_until,
-            ids=ids,
-            revocations=self.revocations,
-        )
-        verified.check_revoked()
-        return verified
+        return await make_verified(principal, expires_at + CLOCK_SKEW, self.refresh_seconds, ids, self.revocations)
 
 
 class PassportVerifier:
@@ -107,7 +102,13 @@ class MandateVerifier:
         last = mandate.last
         principal = self._terms.make_principal("mandate", key_id, mandate.principal_id, last.scp, last.cap)
         return await self._terms.make_verified(
-            msgspec.structs.replace(principal, delegate_id=last.sub, mandate_id=last.mnd, cog_id=last.cog),
+            msgspec.structs.replace(
+                principal,
+                delegate_id=last.sub,
+                mandate_id=last.mnd,
+                cog_id=last.cog,
+                delegated_by=mandate.delegates[:-1] or msgspec.UNSET,
+            ),
             mandate.valid_until,
             mandate.mandate_ids,
         )

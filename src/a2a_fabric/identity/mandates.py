@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput
-from a2a_fabric.core.policy import covers_scopes
+from a2a_fabric.core.policy import covers_scopes, scopes_from_cap
 from a2a_fabric.identity.signing import ALGORITHM, SigningKey, encode_base64url, make_jwk, parse_public_key
 
 SEPARATOR = "~"
@@ -262,9 +262,12 @@ def _find_break(parent: MandateClaims, link: MandateClaims, parent_part: str) ->
 
 
 def _find_widening(parent: MandateClaims, link: MandateClaims) -> str | None:
-    if not covers_scopes(parent.scp, link.scp):
+    # Words that are not scopes of Fabric count by the `grants` of a node, so they can only be kept or left out.
+    if not covers_scopes(parent.scp, tuple(scope for scope in link.scp if scope not in parent.scp)):
         return "its scopes are wider than before"
-    if parent.cap is not None and (link.cap is None or not covers_scopes(_as_scopes(parent.cap), _as_scopes(link.cap))):
+    if parent.cap is not None and (
+        link.cap is None or not covers_scopes(scopes_from_cap(parent.cap), scopes_from_cap(link.cap))
+    ):
         return "its capabilities are wider than before"
     if not link.exp <= parent.exp:
         return "it expires later than before"
@@ -273,10 +276,6 @@ def _find_widening(parent: MandateClaims, link: MandateClaims) -> str | None:
     if parent.audiences is not None and not set(link.audiences or ("",)) <= set(parent.audiences):
         return "it has a wider audience than before"
     return "it belongs to another cog" if parent.cog is not None and link.cog != parent.cog else None
-
-
-def _as_scopes(capabilities: Sequence[str]) -> tuple[str, ...]:
-    return tuple(each if ":" in each or each == "*" else f"capability:{each}" for each in capabilities)
 
 
 def _hash_link(part: str) -> str:

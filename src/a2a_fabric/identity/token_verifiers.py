@@ -21,7 +21,7 @@ import msgspec
 
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, RateLimited
-from a2a_fabric.core.policy import is_known_scope, is_loopback
+from a2a_fabric.core.policy import is_known_scope, is_loopback, scopes_from_cap
 from a2a_fabric.identity.revocations import RevocationList
 from a2a_fabric.identity.settings import IssuerSettings, metadata_urls
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
@@ -131,6 +131,31 @@ class VerifiedToken(msgspec.Struct, frozen=True, kw_only=True):
             raise AuthInvalid(f"'{revoked[:64]}' was revoked by its issuer")
 
 
+async def make_verified(
+    principal: Principal,
+    valid_until: float,
+    refresh_seconds: float,
+    ids: tuple[str, ...] = (),
+    revocations: RevocationList | None = None,
+) -> VerifiedToken:
+    """A token that is checked again after `refresh_seconds`: its issuer may have withdrawn the key that signed it.
+
+    Raises AuthInvalid if one of the ids was revoked.
+    """
+    if revocations is not None:
+        await revocations.refresh()
+        refresh_seconds = min(refresh_seconds, revocations.refresh_seconds)
+    verified = VerifiedToken(
+        principal=principal,
+        fresh_until=min(valid_until, time.time() + refresh_seconds),
+        valid_until=valid_until,
+        ids=ids,
+        revocations=revocations,
+    )
+    verified.check_revoked()
+    return verified
+
+
 class UnknownKey(AuthInvalid):
     """The issuer has no such key; another one may have it."""
 
@@ -139,11 +164,18 @@ class KeySet:
     """`fetch` returns a JSON Web Key Set, or raises IssuerUnavailable."""
 
     def __init__(
-        self, issuer: str, fetch: Callable[[], Awaitable[bytes]], min_interval: float = MIN_FETCH_INTERVAL
+        self,
+        issuer: str,
+        fetch: Callable[[], Awaitable[bytes]],
+        min_interval: float = MIN_FETCH_INTERVAL,
+        refresh_seconds: float = REFRESH_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.refresh_seconds = refresh_seconds
         self._issuer = issuer
         self._fetch = fetch
         self._min_interval = min_interval
+        self._clock = clock
         self._keys: list[dict[str, Any]] = []
         self._parsed_keys: dict[tuple[str | None, str], jwt.PyJWK] = {}
         self._fetched_at: float | None = None
@@ -152,7 +184,7 @@ class KeySet:
 
     async def find_key(self, key_id: str | None, algorithm: str) -> jwt.PyJWK:
         """Raises AuthInvalid if there is no such key, IssuerUnavailable if no keys could be fetched."""
-        if _age(self._fetched_at) > REFRESH_SECONDS:
+        if self._age(self._fetched_at) > self.refresh_seconds:
             await self._refresh()
         match = self._find(key_id, algorithm)
         if match is None:
@@ -164,13 +196,14 @@ class KeySet:
 
     async def _refresh(self) -> None:
         async with self._fetch_lock:
-            if _age(self._tried_at) < self._min_interval and self._fetched_at is not None:
+            is_too_old = self._age(self._fetched_at) > MAX_KEY_AGE
+            if self._age(self._tried_at) < self._min_interval and not is_too_old:
                 return
-            self._tried_at = time.monotonic()
+            self._tried_at = self._clock()
             try:
                 self._load(await self._fetch())
             except IssuerUnavailable as error:
-                if _age(self._fetched_at) > MAX_KEY_AGE:
+                if is_too_old:
                     raise
                 _log.warning("%s; the keys fetched before stay in use", error.message)
 
@@ -180,7 +213,7 @@ class KeySet:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise IssuerUnavailable(self._issuer, "does not publish a JSON Web Key Set") from exc
         self._parsed_keys = {}
-        self._fetched_at = time.monotonic()
+        self._fetched_at = self._clock()
 
     def _find(self, key_id: str | None, algorithm: str) -> jwt.PyJWK | None:
         cached = self._parsed_keys.get((key_id, algorithm))
@@ -191,6 +224,9 @@ class KeySet:
             return None
         self._parsed_keys[key_id, algorithm] = matches[0]
         return matches[0]
+
+    def _age(self, at: float | None) -> float:
+        return float("inf") if at is None else self._clock() - at
 
 
 class _KeySetDocument(msgspec.Struct):
@@ -206,10 +242,6 @@ def _parse_key(key: dict[str, Any], key_id: str | None, algorithm: str) -> jwt.P
         return jwt.PyJWK(key, algorithm)
     except (jwt.PyJWTError, ValueError, TypeError):
         return None  # not a key for this algorithm
-
-
-def _age(at: float | None) -> float:
-    return float("inf") if at is None else time.monotonic() - at
 
 
 CLOCK_SKEW = 30.0  # seconds by which clocks may differ
@@ -228,12 +260,20 @@ class JWTVerifier:
     """`algorithms` are those of key pairs or those of secrets, never both: a public key must not pass as a secret."""
 
     def __init__(
-        self, settings: IssuerSettings, audience: tuple[str, ...], find_key: FindKey, algorithms: tuple[str, ...]
+        self,
+        settings: IssuerSettings,
+        audience: tuple[str, ...],
+        find_key: FindKey,
+        algorithms: tuple[str, ...],
+        refresh_seconds: float = REFRESH_SECONDS,
+        revocations: RevocationList | None = None,
     ) -> None:
         self._settings = settings
         self._audience = audience
         self._find_key = find_key
         self._algorithms = algorithms
+        self._refresh_seconds = refresh_seconds
+        self._revocations = revocations
 
     async def check(self, token: str) -> VerifiedToken:
         """Raises AuthInvalid, AuthExpired or IssuerUnavailable."""
@@ -249,7 +289,11 @@ class JWTVerifier:
             raise AuthInvalid("The token is not meant for this node (`aud`)")
         principal = principal_from_claims(claims, self._settings, "jwt", key_id)
         valid_until = float(claims["exp"]) + CLOCK_SKEW
-        return VerifiedToken(principal=principal, fresh_until=valid_until, valid_until=valid_until)
+        if principal.mandate_id is not None:  # a mandate that its issuer wrote as a plain JWT can be revoked as well
+            return await make_verified(
+                principal, valid_until, self._refresh_seconds, (principal.mandate_id,), self._revocations
+            )
+        return await make_verified(principal, valid_until, self._refresh_seconds)
 
     def _decode(self, token: str, key: VerificationKey) -> dict[str, Any]:
         try:
@@ -392,8 +436,7 @@ def _cap_from_claims(claims: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The restriction by `cap`: scopes, or plain names of capabilities. A malformed `cap` permits nothing."""
     if "cap" not in claims:
         return None
-    entries = _split_names(claims["cap"])
-    return tuple(sorted({entry if is_known_scope(entry) else f"capability:{entry}" for entry in entries if entry}))
+    return tuple(sorted({*scopes_from_cap(_split_names(claims["cap"]))}))
 
 
 def _split_names(value: Any) -> list[str]:

@@ -6,6 +6,7 @@ not wait at all. Imported only where issuers are configured, since it needs the 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from a2a_fabric.identity.token_verifiers import (
     FindKey,
     IntrospectionVerifier,
     IssuerMetadata,
+    IssuerUnavailable,
     JWTVerifier,
     KeySet,
     NotAJWT,
@@ -43,6 +45,7 @@ _MAX_CONCURRENT = 64
 _MAX_TOKEN_LENGTH = 16 * 1024
 _VERIFY_TIMEOUT = 15.0  # seconds for checking a token, including the wait for others
 _REFUSED_SECONDS = 5.0  # a refused token is not checked again for so long
+_FILE_SECONDS = 5.0  # a file of keys is read again after so long, so that it can be changed while the node runs
 
 
 class TokenVerifier(Protocol):
@@ -65,12 +68,13 @@ class TrustedTokens:
     def __init__(self, issuers: Sequence[TrustedIssuer], timeout: float = _VERIFY_TIMEOUT) -> None:
         self._timeout = timeout
         self._issuers = {issuer.name: issuer for issuer in issuers}
-        self._outcomes: dict[str, VerifiedToken | _RefusedToken] = {}
+        # By digest: strangers choose the tokens, and may make each as long as a header can be.
+        self._outcomes: dict[bytes, VerifiedToken | _RefusedToken] = {}
         self._pending: dict[str, asyncio.Task[VerifiedToken | _RefusedToken]] = {}
 
     def get_principal(self, token: str) -> Principal:
         """Raises AuthInvalid, AuthExpired, or RateLimited if the token cannot be checked now."""
-        outcome = self._outcomes.get(token)
+        outcome = self._outcomes.get(_digest(token))
         if outcome is None:
             raise AuthInvalid
         if isinstance(outcome, _RefusedToken):
@@ -88,7 +92,7 @@ class TrustedTokens:
         return self.get_principal(passport)
 
     def is_fresh(self, token: str) -> bool:
-        outcome = self._outcomes.get(token)
+        outcome = self._outcomes.get(_digest(token))
         return outcome is not None and outcome.fresh_until > time.time()
 
     async def verify(self, token: str) -> None:
@@ -98,10 +102,11 @@ class TrustedTokens:
             task = self._pending[token] = asyncio.ensure_future(self._verify_bounded(token))
             task.add_done_callback(lambda _: self._pending.pop(token, None))
         outcome = await asyncio.shield(task)
-        self._outcomes.pop(token, None)
+        key = _digest(token)
+        self._outcomes.pop(key, None)
         if len(self._outcomes) >= _MAX_CACHED:
             del self._outcomes[next(iter(self._outcomes))]
-        self._outcomes[token] = outcome
+        self._outcomes[key] = outcome
 
     async def aclose(self) -> None:
         for task in (pending := list(self._pending.values())):
@@ -154,6 +159,10 @@ class TrustedTokens:
         raise refusals[0] if refusals else AuthInvalid()
 
 
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
 class _RefusedToken:
     """A refusal that is raised for every request with the token, each time as a new error."""
 
@@ -197,9 +206,12 @@ def _build_issuer(settings: IssuerSettings, base: Path, public_url: str | None, 
     if accepts_tokens and is_client:
         verifiers["introspection_verifier"] = IntrospectionVerifier(settings, audience, metadata)
     if key_set is not None:
+        revocations = _build_revocations(settings, base, metadata)
         if accepts_tokens:
-            verifiers["jwt_verifier"] = JWTVerifier(settings, audience, key_set.find_key, KEY_PAIR_ALGORITHMS)
-        terms = IssuerTerms(settings, audience, key_set.find_key, _build_revocations(settings, base, metadata))
+            verifiers["jwt_verifier"] = JWTVerifier(
+                settings, audience, key_set.find_key, KEY_PAIR_ALGORITHMS, key_set.refresh_seconds, revocations
+            )
+        terms = IssuerTerms(settings, audience, key_set.find_key, revocations, key_set.refresh_seconds)
         if "passport" in settings.accepts:
             verifiers["passport_verifier"] = PassportVerifier(terms)
         if "mandate" in settings.accepts:
@@ -226,8 +238,16 @@ def _check_settings(settings: IssuerSettings, audience: tuple[str, ...]) -> None
 
 def _build_key_set(settings: IssuerSettings, base: Path, metadata: IssuerMetadata) -> KeySet:
     if settings.jwks_file is not None:
-        document = _read_key_set(base / settings.jwks_file, settings)
-        return KeySet(settings.issuer, lambda: _return_document(document))
+        path = base / settings.jwks_file
+        _read_key_set(path, settings)  # a file that cannot be used stops the start
+
+        async def read() -> bytes:
+            try:
+                return _read_key_set(path, settings)
+            except ConfigError as exc:
+                raise IssuerUnavailable(settings.issuer, f"has a key file that cannot be used: {exc.message}") from exc
+
+        return KeySet(settings.issuer, read, _FILE_SECONDS, _FILE_SECONDS)
 
     async def fetch() -> bytes:
         return await metadata.get(settings.jwks_url or await metadata.find_endpoint("jwks_uri"))
@@ -248,10 +268,6 @@ def _constant_key(secret: str) -> FindKey:
         return secret
 
     return find
-
-
-async def _return_document(document: bytes) -> bytes:
-    return document
 
 
 def _read_key_set(path: Path, settings: IssuerSettings) -> bytes:
