@@ -43,6 +43,7 @@ ARROWS: dict[str, set[str]] = {
     "core": set(),
     "demo": {"agent", "authoring", "core", "registry"},
     "doors": {"protocols", "core", "gateway", "identity", "jobs", "messages", "operations", "outbound"},
+    "federation": {"core", "importing.jsonc", "importing.secrets", "outbound", "schemas", "yamlfile"},
     "gateway": {"core", "registry"},
     "identity": {"core", "outbound"},
     "importing": {"core", "yamlfile"},

@@ -18,7 +18,13 @@ import yaml
 from typer.testing import CliRunner
 
 from a2a_fabric.cli.program import COMMANDS, app, load_command
-from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema, build_reference
+from a2a_fabric.cli.schema import (
+    build_agents_schema,
+    build_card_schema,
+    build_fabric_schema,
+    build_reference,
+    build_registry_schema,
+)
 from a2a_fabric.version import __version__
 from tests.marks import requirement
 from tests.system.node import COMMAND, WAIT_TIMEOUT, Node, environment, run, running_node, until
@@ -314,7 +320,13 @@ def test_shells_complete_commands_and_agents(node: Node) -> None:
 
 
 def test_the_published_schemas_are_current() -> None:
-    for name, schema in (("fabric", build_fabric_schema()), ("agents", build_agents_schema())):
+    schemas = {
+        "fabric": build_fabric_schema(),
+        "agents": build_agents_schema(),
+        "agent": build_card_schema(),
+        "registry": build_registry_schema(),
+    }
+    for name, schema in schemas.items():
         assert json.loads((ROOT / f"schemas/{name}.schema.json").read_text()) == schema, "run scripts/generate"
 
 

@@ -13,6 +13,8 @@ from a2a_fabric import plugins
 from a2a_fabric.cli.output import print_json, print_line
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest, to_portable_schema
+from a2a_fabric.federation.card import Card
+from a2a_fabric.federation.registry_file import RegistryDocument
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -31,6 +33,8 @@ Editors with the YAML language server complete and check these files if their fi
 ```
 
 The schemas are in `schemas/` of this repository; `a2a-fabric schema fabric` and `a2a-fabric schema agents` print them.
+`a2a-fabric schema agent` and `a2a-fabric schema registry` print those of [`agent.json` and
+`registry.json`](federation.md).
 
 """
 
@@ -48,6 +52,22 @@ def build_fabric_schema() -> dict[str, Any]:
 
 def build_agents_schema() -> dict[str, Any]:
     return _build_schema("agents.yaml", list[Manifest] | AgentsDocument)
+
+
+def build_card_schema() -> dict[str, Any]:
+    return _build_schema("agent.json", Card)
+
+
+def build_registry_schema() -> dict[str, Any]:
+    return _build_schema("registry.json", RegistryDocument)
+
+
+_BUILDERS = {
+    "fabric": build_fabric_schema,
+    "agents": build_agents_schema,
+    "agent": build_card_schema,
+    "registry": build_registry_schema,
+}
 
 
 def _build_schema(title: str, kind: Any) -> dict[str, Any]:
@@ -169,7 +189,8 @@ def _read_first_line(struct: type[msgspec.Struct]) -> str:
 
 def run(
     which: Annotated[
-        Literal["fabric", "agents"], typer.Argument(help="The file: fabric.yaml or agents.yaml.")
+        Literal["fabric", "agents", "agent", "registry"],
+        typer.Argument(help="The file: fabric.yaml, agents.yaml, agent.json or registry.json."),
     ] = "fabric",
     page: Annotated[
         bool, typer.Option("--reference", help="Print the reference page of both files as Markdown.")
@@ -185,4 +206,4 @@ def run(
     if page:
         print_line(build_reference().rstrip("\n"))
     else:
-        print_json(build_fabric_schema() if which == "fabric" else build_agents_schema())
+        print_json(_BUILDERS[which]())

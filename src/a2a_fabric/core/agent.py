@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from a2a_fabric.core.federation import AgentOrigin, Coordination, Dependencies, Observability, Phrase, Provider
 from a2a_fabric.core.propagation import UNNAMED_NODE
 from a2a_fabric.core.retry import RetryPolicy
 
@@ -191,11 +192,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     display_name: Annotated[str, Meta(description="Name for people.")] = ""
     description: Annotated[str, Meta(description="What it is for.")] = ""
     version: Annotated[str, Meta(description="The agent's own version.")] = ""
+    role: Annotated[str, Meta(max_length=256, description="Its role in a few words, such as: Sous Chef.")] = ""
+    personality: Annotated[
+        str, Meta(max_length=4000, description="How it speaks; part of the prompt of agents that are prompts.")
+    ] = ""
+    signals: Annotated[
+        tuple[Phrase, ...], Meta(description="Words and phrases by which it is chosen, the most specific first.")
+    ] = ()
+    provider: Annotated[Provider | None, Meta(description="Who maintains it.")] = None
+    dependencies: Annotated[Dependencies | None, Meta(description="What it needs besides itself.")] = None
+    observability: Annotated[Observability | None, Meta(description="How its calls appear in traces and logs.")] = None
+    coordination: Annotated[
+        Coordination | None, Meta(description="How it works together with other agents. Unset: it accepts subtasks.")
+    ] = None
+    origin: Annotated[
+        AgentOrigin | None, Meta(description="Where a federated agent comes from. The node writes it.")
+    ] = None
     node_id: Annotated[str, Meta(description="The machine or site it runs on.")] = "local"
     trust_tier: Annotated[
         TrustTier, Meta(description="Which callers reach the agent, and which agents may be asked in its place.")
     ] = "org"
-    audience: Annotated[Audience | None, Meta(description="For whom the agent is.")] = None
+    audience: Annotated[
+        Audience | None,
+        Meta(
+            description="For whom the agent is: `personal`, `work` or `shared`. A caller whose key names audiences "
+            "neither sees nor calls agents of others. Unset: for everyone."
+        ),
+    ] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
     fallbacks: Annotated[
         tuple[str, ...],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -19,6 +19,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Health, Manifest, NodeListing, Status
 from a2a_fabric.core.call import Call, Emit
+from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 
@@ -110,6 +111,24 @@ class AgentSource(Protocol):
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
         """Call `changed` after each change, until cancelled."""
+        ...
+
+
+@runtime_checkable
+class RoutesByWords(Protocol):
+    """A source that also says how words choose among its agents. Read after each `load`."""
+
+    @property
+    def word_routing(self) -> WordRouting: ...
+
+
+@runtime_checkable
+class ReportsProblems(Protocol):
+    """A source that leaves out agents that it cannot read, and goes on with the others. Read after each `load`."""
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong, by the file or address."""
         ...
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, compress, filterfalse
 from operator import attrgetter, is_not
 from typing import Any, Protocol
@@ -28,9 +28,10 @@ from a2a_fabric.core.agent import (
 )
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.federation import WordRouting, merge_word_routing
 from a2a_fabric.core.logins import PersonalListings, find_login_owner
 from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
-from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.ports import AgentSource, ReportsProblems, RoutesByWords
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools
@@ -55,6 +56,7 @@ _COMPARED_AT_ONCE = 512
 _agent_id = attrgetter("agent_id")
 _DECLARED_ONLY_FIELDS = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
+    "dependencies", "coordination", "origin",
 )  # fmt: skip
 
 
@@ -119,6 +121,8 @@ class Registry:
         self.health = health
         self.changes = RegistryChanges()
         self.errors: dict[str, str] = {}
+        self.word_routing = WordRouting()  # of all sources, the earlier before the later
+        self._problems: dict[str, Collection[str]] = {}  # the keys in `errors` of what sources left out
         self._sources = sources
         self._tools = tuple(tools)
         self._tools_by_id = {tool.agent_id: tool for tool in self._tools}
@@ -166,7 +170,22 @@ class Registry:
                 _log.error("agents of %s not reloaded: %s", source.name, error.message)
                 return
             self.errors.pop(source.name, None)
+            if isinstance(source, ReportsProblems):
+                self._record_problems(source.name, source.problems)
+            if isinstance(source, RoutesByWords):
+                blocks = (each.word_routing for each in self._sources if isinstance(each, RoutesByWords))
+                self.word_routing = merge_word_routing(blocks)
             await self._apply_source(source.name, _index_manifests(manifests))
+
+    def _record_problems(self, name: str, problems: Mapping[str, str]) -> None:
+        for key in self._problems.get(name, ()):
+            if key not in problems:
+                self.errors.pop(key, None)
+        for key, problem in problems.items():
+            if self.errors.get(key) != problem:
+                _log.error("an agent of %s is left out: %s", name, problem)
+        self.errors |= problems
+        self._problems[name] = tuple(problems)
 
     async def _apply_source(self, name: str, manifests: dict[str, Manifest]) -> None:
         """Change the agents of one source that differ. Those that are the same object as before cost nothing."""

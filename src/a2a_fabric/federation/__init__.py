@@ -1,0 +1,1 @@
+"""Agents in folders, git repositories and registries: cards, their check, their locations."""
