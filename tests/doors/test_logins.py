@@ -23,8 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from a2a_fabric.doors.a2a.skill_choice import ACTION_KEY
 from a2a_fabric.logins.logins import MAX_STARTS
 from a2a_fabric.web.server import bind_socket, url_from_socket
+from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.login_node import KEYS, RETURN, ask, node_for, operate, sign_in
 from tests.fixtures.login_server import LoginServer, login_server
 from tests.fixtures.mcp_client import client
@@ -459,3 +461,35 @@ async def test_a_client_that_cannot_open_pages_is_told_the_command(login: LoginS
             result = await connected.call_tool(tools[0], {})
         assert result.is_error
         assert "a2a-fabric login files" in str(result.content)
+
+
+async def test_an_a2a_task_without_a_login_waits_for_it_and_goes_on(login: LoginServer, tmp_path: Path) -> None:
+    headers = {"Authorization": "Bearer the-key-of-ann"}
+    auth = {"kind": "oauth", "service_token": "env:SERVICE"}
+    async with node_for(login, tmp_path, auth=auth) as node:
+        await wait_until_listed(node)
+        params = {"message": message({"data": {}}, skill="whoami")}
+        first = (await rpc(node, "SendMessage", params, agent="files", headers=headers))["result"]["task"]
+        assert first["status"]["state"] == "TASK_STATE_AUTH_REQUIRED"
+        text, form = first["status"]["message"]["parts"]
+        assert "Sign in to 'files'" in text["text"]
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+            assert "You are signed in" in await open_page(login, form["data"]["url"], browser)
+        answer = {"message": message("done", taskId=first["id"])}
+        second = (await rpc(node, "SendMessage", answer, agent="files", headers=headers))["result"]["task"]
+        assert second["status"]["state"] == "TASK_STATE_COMPLETED", second
+        assert "alice" in str(second["artifacts"])
+
+
+async def test_an_a2a_task_whose_caller_declines_the_login_is_rejected(login: LoginServer, tmp_path: Path) -> None:
+    headers = {"Authorization": "Bearer the-key-of-ann"}
+    auth = {"kind": "oauth", "service_token": "env:SERVICE"}
+    async with node_for(login, tmp_path, auth=auth) as node:
+        await wait_until_listed(node)
+        params = {"message": message({"data": {}}, skill="whoami")}
+        first = (await rpc(node, "SendMessage", params, agent="files", headers=headers))["result"]["task"]
+        answer = {"message": message("no", taskId=first["id"])}
+        answer["message"]["metadata"] = {ACTION_KEY: "decline"}
+        second = (await rpc(node, "SendMessage", answer, agent="files", headers=headers))["result"]["task"]
+        assert second["status"]["state"] == "TASK_STATE_REJECTED", second
+        assert "declined" in str(second["status"])

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 from mcp import Client, StdioServerParameters
+from msgspec import UNSET
 
+from a2a_fabric.cli.mcp import StdioChannel, relay_to_node
+from tests.fixtures import node as nodes
 from tests.fixtures.mcp_client import MODES, words
 from tests.fixtures.mcp_raw import initialize
 from tests.marks import requirement
@@ -281,3 +284,17 @@ async def test_a_view_narrows_a_node_of_its_own_and_a_node_that_runs(tmp_path: P
     done = run("mcp", "--view", "gone", home=tmp_path / "home", folder=tmp_path, stdin="")
     assert done.returncode == 1
     assert "This node has no view 'gone'. Its views are: thinking" in done.stderr
+
+
+class BrokenChannel(StdioChannel):
+    """Its lines end with an error of ours."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield json.dumps(initialize()).encode()
+        raise LookupError("a mistake in the code that reads lines")
+
+
+async def test_a_relay_whose_sending_side_fails_ends_with_that_error() -> None:
+    async with nodes.running() as node:
+        with BrokenChannel() as channel, pytest.raises(LookupError, match="a mistake"):
+            await asyncio.wait_for(relay_to_node(node.url, nodes.PSK, UNSET, channel, None), WAIT_TIMEOUT)

@@ -190,7 +190,7 @@ async def read_in_thread(read: Callable[[], bytes], ahead: int) -> AsyncIterator
         while piece:
             try:
                 piece = read()
-            except OSError:
+            except (OSError, ValueError):  # ValueError: the file was closed
                 piece = b""
             try:
                 asyncio.run_coroutine_threadsafe(queue.put(piece), loop).result()

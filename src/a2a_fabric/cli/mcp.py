@@ -30,6 +30,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
 from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import DELEGATION_VARIABLE, MaybeChain, chain_from_header, chain_to_headers
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.mcp import McpDoor
 from a2a_fabric.doors.mcp.request import McpRequestContext
 from a2a_fabric.stores.description_files import DescriptionFiles
@@ -70,7 +71,7 @@ def run(
         if node_url is not None:
             node_token = token or find_token(node_url, environ, state)
             try:
-                runner.run(_run_until_signal(_relay_to_node(node_url, node_token, chain, channel, view)))
+                runner.run(_run_until_signal(relay_to_node(node_url, node_token, chain, channel, view)))
                 return
             except KeyRefused:
                 if setup is None:
@@ -111,7 +112,7 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _relay_to_node(
+async def relay_to_node(
     url: str, token: str | None, chain: MaybeChain, channel: StdioChannel, view: str | None
 ) -> None:
     """Relay each line as a WebSocket message to the node, and each reply as a line to the client."""
@@ -136,13 +137,16 @@ async def _relay_to_node(
         raise AgentOffline(f"No node answers at {url}: {exc}") from exc
     async with socket:
         send_task = asyncio.ensure_future(_send_lines(channel, socket))
+        receive_task = asyncio.ensure_future(_write_replies(channel, socket))
         try:
-            async for message in socket:
-                await channel.write(message if isinstance(message, str) else message.decode())
+            await asyncio.wait({send_task, receive_task}, return_when=asyncio.FIRST_COMPLETED)
+            if send_task.done():
+                send_task.result()  # raises what went wrong; no reply would come then
+            await receive_task
         except ConnectionClosed as exc:
             raise AgentOffline(f"The connection to the node at {url} was lost: {exc}") from exc
         finally:
-            send_task.cancel()
+            await cancel_and_wait(send_task, receive_task)
     if not channel.has_ended:
         raise AgentOffline(f"The node at {url} closed the connection")
 
@@ -152,6 +156,12 @@ async def _send_lines(channel: StdioChannel, socket: ClientConnection) -> None:
         async for line in channel:
             await socket.send(line.decode("utf-8", "replace"))
         await socket.close()
+
+
+async def _write_replies(channel: StdioChannel, socket: ClientConnection) -> None:
+    """Raises ConnectionClosed if the connection is lost."""
+    async for message in socket:
+        await channel.write(message if isinstance(message, str) else message.decode())
 
 
 async def _serve_own_node(

@@ -41,7 +41,8 @@ from a2a_fabric.core.job import (
     is_held_by,
     translate_state,
 )
-from a2a_fabric.core.result import Answer, Answers, Event, PassedOnAnswer, Result, status
+from a2a_fabric.core.logins import LoginRequired
+from a2a_fabric.core.result import Answer, Answers, Event, PassedOnAnswer, Questions, Result, make_input_required, status
 from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.webhooks import delivery_for_job
@@ -272,6 +273,8 @@ def decide_after_result(result: Result) -> JobOutcome:
 def decide_after_error(
     error: FabricError, job: JobSummary, policy: RetryPolicy, *, may_repeat: bool, now: float, reset: bool
 ) -> JobOutcome:
+    if isinstance(error, LoginRequired) and (login_questions := error.questions) is not None:
+        return _wait_for_login(login_questions)
     pause = compute_retry_pause(error, job.attempt, policy, may_repeat=may_repeat, jitter=random.random())
     if pause is not None and (job.expires_at is None or job.expires_at > now + pause):
         is_postponed = isinstance(error, RateLimited)
@@ -284,6 +287,13 @@ def decide_after_error(
     if isinstance(error, CallerError):
         state = "rejected"
     return JobOutcome(state=state, error=_storable_error(error), events=(status_event(state, error.message),))
+
+
+def _wait_for_login(login_questions: Questions) -> JobOutcome:
+    """The job goes on when its caller has signed in and says so, as after any question."""
+    result = make_input_required(login_questions.questions, login_questions.continuation)
+    event = Event("input_required", result.data["input_required"])
+    return replace(decide_after_result(result), events=(event,))
 
 
 def decide_after_interruption(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:

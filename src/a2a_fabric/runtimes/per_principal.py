@@ -332,7 +332,9 @@ class PerPrincipalRuntime:
             raise LoginRequired(agent_id, f"The login at agent '{agent_id}' was declined")
         timeout = _LOGIN_SHARE * call.target.timeout_ms / 1000
         if not await self._logins.wait_for_login(owner, agent_id, timeout):
-            raise LoginRequired(agent_id, f"There was no login at agent '{agent_id}' within {timeout:g} s")
+            why = f"There was no login at agent '{agent_id}' within {timeout:g} s"
+            is_job = call.answers and call.answers.is_trusted is True  # it can ask again, with a new page
+            raise self._logins.make_required(owner, agent_id, why) if is_job else LoginRequired(agent_id, why)
         return msgspec.structs.replace(call, answers=msgspec.UNSET)
 
     def _find_session(self, owner: str) -> _PrincipalSession:
