@@ -129,3 +129,26 @@ async def test_a_new_owner_does_not_read_older_messages_by_their_conversation(st
         assert (await register(node, "mallory"))["ok"]
         assert (await node.send("GET", path, token="the-key-of-mallory")).status == 404
         assert SECRET in (await node.send("GET", path, token="the-key-of-carol")).body.decode()
+
+
+async def test_the_first_caller_who_registers_a_name_does_not_get_what_was_sent_to_it_before(store: str) -> None:
+    async with node_on(store) as node:
+        sent = await do(node, "carol", "fabric.message.send", to_agent="percy", payload={"text": SECRET})
+        assert "No agent 'percy' is listed now" in sent["result"]["note"]
+        assert (await register(node, "mallory"))["ok"]
+        assert await inbox(node, "mallory") == []
+        sent = await do(node, "carol", "fabric.message.send", to_agent="percy", payload={"text": "hello"})
+        assert "note" not in sent["result"]
+        waiting = await inbox(node, "mallory")
+        assert waiting is not None
+        assert len(waiting) == 1
+
+
+@pytest.mark.parametrize(("who", "agent_id"), [("operator", "percy"), ("alice", "alice")])
+async def test_who_could_read_the_inbox_before_keeps_it_when_registering_its_name(
+    store: str, who: str, agent_id: str
+) -> None:
+    async with node_on(store) as node:
+        assert (await do(node, "carol", "fabric.message.send", to_agent=agent_id, payload={"text": SECRET}))["ok"]
+        assert (await register(node, who, agent_id))["ok"]
+        assert SECRET in str(await inbox(node, who, agent_id))

@@ -22,9 +22,13 @@ def schema(*names: str) -> dict[str, Any]:
     }
 
 
-SUMMARIZE = Capability(name="summarize", description="Make a long text short.", input_schema=schema("text"))
-TRANSLATE = Capability(name="translate-text", description="Into another language.", input_schema=schema("text"))
-ADD = Capability(name="add", description="The sum of two numbers.", input_schema=schema("a", "b"))
+def harmless(name: str, description: str, *arguments: str) -> Capability:
+    return Capability(name=name, description=description, side_effects="none", input_schema=schema(*arguments))
+
+
+SUMMARIZE = harmless("summarize", "Make a long text short.", "text")
+TRANSLATE = harmless("translate-text", "Into another language.", "text")
+ADD = harmless("add", "The sum of two numbers.", "a", "b")
 ERASE = Capability(name="erase", side_effects="writes", input_schema=schema("text"))
 TALK = Capability(name="chat")
 
@@ -87,10 +91,36 @@ def test_a_capability_that_changes_something_is_not_taken_for_being_first() -> N
 def test_a_message_for_an_agent_that_only_changes_things_is_refused_unless_it_names_one_of_them() -> None:
     reset = Capability(name="reset-all", side_effects="writes", input_schema={"type": "object"})
     talk = Capability(name="message", side_effects="writes")
-    with pytest.raises(BadInput, match="each of these changes something: reset-all, erase, message"):
+    with pytest.raises(BadInput, match="each of these may change something: reset-all, erase, message"):
         choose("good morning", reset, ERASE, talk)
     assert choose("please reset all", reset, ERASE, talk) == "reset-all"
     assert choose("good morning", ERASE) == "erase"  # the caller named an agent that does nothing else
+
+
+def test_typed_capabilities_that_declare_nothing_are_chosen_as_those_that_change_something() -> None:
+    """So are tools of MCP servers without annotations."""
+    remove, show = (
+        Capability(name=name, description="A file of the folder.", input_schema=schema("text"))
+        for name in ("remove-file", "show-file")
+    )
+    for text in ("what is in the folder?", "never remove a single file", "good morning"):
+        with pytest.raises(BadInput, match=r"remove-file, show-file\. Name the one you mean"):
+            choose(text, remove, show)
+    assert choose("show file notes", remove, show) == "show-file"
+    assert choose("what is in the folder?", remove, show, TALK) == "chat"
+    speak = Capability(name="ask", input_schema=schema("text"))
+    words = Capability(name="work", input_schema={"properties": {"task": {"type": "string"}}})
+    assert choose("good morning", remove, speak) == "ask"
+    assert choose("good morning", remove, words) == "work"  # it reads the message itself
+
+
+def test_arguments_without_words_choose_the_only_capability_that_they_fit() -> None:
+    count, again = (Capability(name=name, input_schema=schema("a", "b")) for name in ("count", "count-again"))
+    erase = Capability(name="erase-file", input_schema=schema("text"))
+    assert choose("", erase, count, a=1, b=2) == "count"
+    for capabilities in ((erase, count, again), (erase, msgspec.structs.replace(count, side_effects="writes"))):
+        with pytest.raises(BadInput, match="Name the one you mean"):
+            choose("", *capabilities, a=1, b=2)
 
 
 def test_two_defaults_are_refused() -> None:

@@ -7,9 +7,12 @@ first that takes such input. The reply says which capability answered and why, s
 Of several agents, one that the message mentions answers; else the one with the nearest words; else one that declares a
 default; else the first.
 
-A capability that is declared to change something outside (`side_effects: writes`) is never taken for want of a better
-one: the message must have its whole name or a whole trigger, or the operator must have made it the default, or the
-caller must have named an agent that has no other. If nothing else is left, the message is refused."""
+A capability that may change something outside is never taken for want of a better one: the message must have its whole
+name or a whole trigger, or the operator must have made it the default, or the caller must have named an agent that has
+no other. If nothing else is left, the message is refused. Such a capability is declared `side_effects: writes`, or it
+declares nothing and takes typed arguments, as tools of MCP servers without annotations do: then words would only become
+one of its arguments. A capability that takes the words themselves reads the message and can refuse it.
+Arguments without words choose the only capability that they fit."""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -61,11 +64,13 @@ def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: In
     scores = _score_offers(ranked, call_input.task)
     if scores and (best := max(scores)) > 0:
         return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
-    harmless = [each for each in ranked if not _changes_something(each)]
+    harmless = [each for each in ranked if not _may_change_something(each)]
+    if not call_input.task and (fitting := _find_only_fitting(ranked, call_input)) is not None:
+        return _make_choice(fitting, "it is the only one that takes such arguments")
     if not harmless:
         names = ", ".join(each.name for each in capabilities[:_MAX_LISTED])
-        reason = f"The message names no capability, and each of these changes something: {names}. Name the one you mean"
-        raise BadInput(reason, field="capability")
+        problem = f"The message names no capability, and each of these may change something: {names}"
+        raise BadInput(f"{problem}. Name the one you mean", field="capability")
     for each in harmless:
         if normalize_name(each.name) in _CONVERSATION_NAMES and fits_input(each, call_input):
             return _make_choice(each, "it is made for conversation")
@@ -73,12 +78,20 @@ def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: In
     return _make_choice(harmless[0], "it is the first that takes such input" if is_fitting else "it is the first")
 
 
+def _find_only_fitting(ranked: Sequence[Capability], call_input: Input) -> Capability | None:
+    """Of capabilities in which those that fit come first; None also for one that is declared to change something."""
+    is_only = fits_input(ranked[0], call_input) and not fits_input(ranked[1], call_input)
+    return ranked[0] if is_only and ranked[0].side_effects != "writes" else None
+
+
 def choose_unnamed_agent(agents: Sequence[Manifest], text: str) -> AgentChoice:
     """`agents` are not empty, and in the order of preference. The capability is chosen as for any agent.
 
     Raises BadInput if every agent that could be meant can only change something outside.
     """
-    harmless = [each for each in agents if not each.capabilities or not all(map(_changes_something, each.capabilities))]
+    harmless = [
+        each for each in agents if not each.capabilities or not all(map(_may_change_something, each.capabilities))
+    ]
     if len(agents) == len(harmless) == 1:
         return AgentChoice(manifest=agents[0])
     words = set(_WORD_PATTERN.findall(text[:_MAX_TEXT].lower()))
@@ -99,20 +112,24 @@ def choose_unnamed_agent(agents: Sequence[Manifest], text: str) -> AgentChoice:
         reason = f"The message names no agent, and each of these can only change something: {names}. Name one"
         raise BadInput(reason, field="agent")
     for manifest in harmless:
-        if any(each.default and not _changes_something(each) for each in manifest.capabilities):
+        if any(each.default and not _may_change_something(each) for each in manifest.capabilities):
             return _make_agent_choice(manifest, "it has a default capability")
     return _make_agent_choice(harmless[0], "it is the first of those that can be asked")
 
 
-def _changes_something(capability: Capability) -> bool:
-    return capability.side_effects == "writes"
+def _may_change_something(capability: Capability) -> bool:
+    if capability.side_effects is not None:
+        return capability.side_effects == "writes"
+    schema = capability.input_schema
+    takes_words = schema is None or "task" in _get_properties(schema)
+    return not takes_words and normalize_name(capability.name) not in _CONVERSATION_NAMES
 
 
 def _score_offers(capabilities: Sequence[Capability], text: str) -> list[float]:
     """The scores of the first capabilities; 0 for one that changes something, unless its whole name is in the text."""
     considered = capabilities[:_MAX_CAPABILITIES]
     return [
-        0.0 if _changes_something(each) and score < _PHRASE_WEIGHT else score
+        0.0 if _may_change_something(each) and score < _PHRASE_WEIGHT else score
         for each, score in zip(considered, score_words(considered, text), strict=True)
     ]
 
@@ -204,11 +221,15 @@ def fits_input(capability: Capability, call_input: Input) -> bool:
     if schema is None:
         return True
     arguments = bind_arguments(capability, call_input)
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
+    known = _get_properties(schema)
     text_is_used = not call_input.task or len(arguments) > len(call_input.context)
     return (
         text_is_used
         and all(key in arguments for key in schema.get("required", ()))
         and arguments.keys() <= known.keys()
     )
+
+
+def _get_properties(schema: dict[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}

@@ -100,6 +100,17 @@ def is_reserved(holder: IdHolder, owner: str, reservation: IdReservation | None,
     return now < holder.lapsed_at + reservation.seconds
 
 
+def has_new_inbox(agent_id: str, holder: IdHolder | None, owner: str, reservation: IdReservation | None) -> bool:
+    """Whether the owner must not get what waits in the inbox: it was sent to another owner, or to a mere name.
+
+    A caller with the name of the agent could read the inbox before. Without a reservation it is the operator, who may
+    read every inbox.
+    """
+    if holder is not None:
+        return holder.owner != owner
+    return reservation is not None and owner.partition(":")[2] != agent_id
+
+
 def raise_reserved(agent_id: str) -> None:
     """Raises Forbidden."""
     raise Forbidden(

@@ -266,7 +266,7 @@ class RegistrationStore(Protocol):
     ) -> Registration:
         """Store or replace. Raises Forbidden while another owner's lease runs, or the id is still reserved for them.
 
-        A new owner begins with an empty inbox and no subscriptions; the old ones belonged to the last owner.
+        A new owner begins with an empty inbox and no subscriptions (`has_new_inbox`).
         """
         ...
 

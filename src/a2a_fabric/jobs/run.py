@@ -42,7 +42,16 @@ from a2a_fabric.core.job import (
     translate_state,
 )
 from a2a_fabric.core.logins import LoginRequired
-from a2a_fabric.core.result import Answer, Answers, Event, PassedOnAnswer, Questions, Result, make_input_required, status
+from a2a_fabric.core.result import (
+    Answer,
+    Answers,
+    Event,
+    PassedOnAnswer,
+    Questions,
+    Result,
+    make_input_required,
+    status,
+)
 from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.webhooks import delivery_for_job

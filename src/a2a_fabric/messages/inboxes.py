@@ -82,6 +82,15 @@ class Inboxes:
             raise RateLimited(f"The inbox of {recipient.inbox[:128]} is full; try again later", _RETRY_AFTER)
         return self._announce(await retry_store_call(self._store.append, new_message))
 
+    def describe_missing(self, recipient: Party) -> str | None:
+        """What a sender should know if no agent with the recipient's id is listed now."""
+        if self._find_agent(recipient.id) is not None:
+            return None
+        return (
+            f"No agent '{recipient.id[:128]}' is listed now. The message waits for the owner that this id had last, or "
+            "for the key of this name; a caller that registers the id for the first time does not get it."
+        )
+
     async def publish(self, principal: Principal, topic: str, draft: InboxDraft) -> PostResult:
         """Put a message into every inbox that has subscribed, except those that are full.
 

@@ -134,6 +134,7 @@ class MessageOperations:
                 "status": "queued",
                 "stream_id": f"{message.conversation_id}-{message.number}",
                 "timestamp": format_timestamp(message.sent_at),
+                **_drop_none(note=self._inboxes.describe_missing(Party(id=arguments.to_agent))),
             }
         )
 

@@ -134,9 +134,11 @@ def _is_idempotent(tool: Tool) -> bool | None:
 
 
 def _read_side_effects(tool: Tool) -> SideEffects | None:
-    if tool.annotations is None or tool.annotations.read_only_hint is None:
+    """The server's hint. One about destruction has a meaning only for tools that write."""
+    hints = tool.annotations
+    if hints is None or (hints.read_only_hint is None and hints.destructive_hint is None):
         return None
-    return "reads" if tool.annotations.read_only_hint else "writes"
+    return "reads" if hints.read_only_hint else "writes"
 
 
 def manifest_from_server(

@@ -20,6 +20,7 @@ from a2a_fabric.core.registration import (
     RegistrationFilter,
     StoredDescription,
     check_owner,
+    has_new_inbox,
     is_reserved,
     make_registration,
     raise_reserved,
@@ -101,7 +102,7 @@ class PostgresRegistrations:
                 if reservation is not None and lapsed_later[0] < reservation.names:
                     raise_reserved(manifest.agent_id)
             registration = make_registration(manifest, owner, holder, lease, revision, tx.now)
-            if holder is not None and holder.owner != owner:
+            if has_new_inbox(manifest.agent_id, holder, owner, reservation):
                 await tx.write(_CLEAR_INBOX, inbox_name(manifest.agent_id))
             await put_registration(tx, registration)
             return registration

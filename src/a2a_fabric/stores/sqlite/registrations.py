@@ -19,6 +19,7 @@ from a2a_fabric.core.registration import (
     RegistrationFilter,
     StoredDescription,
     check_owner,
+    has_new_inbox,
     is_reserved,
     make_registration,
     raise_reserved,
@@ -79,7 +80,7 @@ class SqliteRegistrations:
                 if reservation is not None and lapsed_later < reservation.names:
                     raise_reserved(manifest.agent_id)
             registration = make_registration(manifest, owner, holder, lease, _read_next_revision(tx), tx.now)
-            if holder is not None and holder.owner != owner:
+            if has_new_inbox(manifest.agent_id, holder, owner, reservation):
                 for table in ("inbox_entries", "subscriptions"):
                     tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_name(manifest.agent_id),))  # noqa: S608
             put_registration(tx, registration)
