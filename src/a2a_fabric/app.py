@@ -367,7 +367,9 @@ class Fabric:
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):
             owner = find_login_owner(principal)
-            return None if owner is None else live_runtime.runtime.find_tunnel(owner)
+            if owner is None or self.registry.holds_back_from(owner, manifest):
+                return None
+            return live_runtime.runtime.find_tunnel(owner)
         return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
 
     def _find_prompts_and_resources(self, agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:

@@ -206,8 +206,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pin_tools: Annotated[
         bool,
         Meta(
-            description="Hold back a tool whose description or schema changed since it was approved, until the "
-            "operator approves it (`a2a-fabric tools approve`). Agents can say otherwise in their `pin_tools`."
+            description="Hold back a tool that changed what it says (description, schema, title, hints, `_meta`) since "
+            "it was approved, until the operator approves it (`a2a-fabric tools approve`). Agents can say otherwise in "
+            "their `pin_tools`."
         ),
     ] = False
     registration: RegistrationSettings = RegistrationSettings()

@@ -251,5 +251,7 @@ def _render_change(agent_id: str, change: dict[str, Any]) -> Iterator[str]:
 
 
 def _render_text(text: dict[str, Any]) -> list[str]:
-    schema = msgspec.json.format(msgspec.json.encode(text.get("input_schema"), order="sorted"), indent=2).decode()
-    return [*str(text.get("description", "")).splitlines(), *schema.splitlines()]
+    """The description, then everything else as JSON: the title, the side effects, the schema, the `_meta`."""
+    others = {name: value for name, value in text.items() if name != "description"}
+    formatted = msgspec.json.format(msgspec.json.encode(others, order="sorted"), indent=2).decode()
+    return [*str(text.get("description", "")).splitlines(), *formatted.splitlines()]

@@ -9,6 +9,7 @@ fallbacks come from the catalog entry of the node."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -120,6 +121,35 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.idempotent if self.idempotent is not None else self.side_effects in ("none", "reads")
 
 
+class ToolText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tool says about itself to people, models and clients. UNSET: of a version that did not keep it."""
+
+    description: str = ""
+    input_schema: dict[str, object] | None = None
+    title: str | msgspec.UnsetType = msgspec.UNSET
+    side_effects: SideEffects | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def from_capability(cls, capability: Capability) -> ToolText:
+        return cls(
+            description=capability.description,
+            input_schema=capability.input_schema,
+            title=capability.title,
+            side_effects=capability.side_effects,
+            metadata=capability.metadata,
+        )
+
+    def is_kept_by(self, current: ToolText) -> bool:
+        """Whether the tool still says this."""
+        mine = msgspec.structs.asdict(self)
+        return all(value is msgspec.UNSET or getattr(current, name) == value for name, value in mine.items())
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:32]
+
+
 # The only capability in the catalog of an agent that shows nothing to callers without a login of their own.
 LOGIN_CAPABILITY = Capability(
     name="login",
@@ -185,8 +215,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pin_tools: Annotated[
         bool | None,
         Meta(
-            description="Whether a tool that changes its description or schema is held back until it is approved. "
-            "Unset: as the node's `pin_tools` says."
+            description="Whether a tool that changes what it says (description, schema, title, hints, `_meta`) is held "
+            "back until it is approved. Unset: as the node's `pin_tools` says."
         ),
     ] = None
     display_name: Annotated[str, Meta(description="Name for people.")] = ""

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.agent import Capability, ToolText, normalize_name
 from a2a_fabric.core.call import Call, Principal, owner_from_principal
 from a2a_fabric.core.errors import Forbidden
 from a2a_fabric.core.result import Question, Questions
 
 LOGIN_CONTINUATION = "login"  # of a call that waits for one
 LOGIN_QUESTION = "login"
+_MAX_APPROVED = 4000  # tools of one principal at one agent that are remembered though they are no longer offered
 _MAX_LISTING_BYTES = 64 << 20  # of all listings in memory, as they are stored
 
 
@@ -116,6 +117,25 @@ class PersonalListing(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[dict[str, Any], ...] = ()
     resources: tuple[dict[str, Any], ...] = ()
     templates: tuple[dict[str, Any], ...] = ()
+    approved: dict[str, str] = {}  # the digest of each tool's text when the principal was first offered it
+
+    def keep_approvals(self, previous: PersonalListing | None) -> PersonalListing:
+        """The same listing; what the principal was offered before stays approved as it was then."""
+        digests = {normalize_name(each.name): ToolText.from_capability(each).digest for each in self.capabilities}
+        earlier = {} if previous is None else previous.approved
+        if len(earlier) > _MAX_APPROVED:
+            earlier = {name: digest for name, digest in earlier.items() if name in digests}
+        return msgspec.structs.replace(self, approved={**digests, **earlier})
+
+    @property
+    def changed_tools(self) -> frozenset[str]:
+        """The normalized names of the tools that say something else than when the principal was first offered them."""
+        return frozenset(
+            name
+            for each in self.capabilities
+            if (approved := self.approved.get(name := normalize_name(each.name))) is not None
+            and approved != ToolText.from_capability(each).digest
+        )
 
 
 class PersonalListings:
@@ -196,7 +216,10 @@ class LoginRequired(Forbidden):
         """The same for a client that can open a page for its user, after which the call goes on."""
         if self.url is None or self.continuation is None:
             return None
-        message = f"Sign in to '{self.agent_id}' in your browser, so that the call can go on"
+        message = (
+            f"Sign in to '{self.agent_id}' in your browser, or run: a2a-fabric login {self.agent_id}. "
+            "Then the call can go on"
+        )
         question = Question(kind="url", message=message, params={"url": self.url})
         return Questions(questions={LOGIN_QUESTION: question}, continuation=self.continuation)
 

@@ -87,6 +87,7 @@ class NullJobListener:
 
 
 MAY_REPEAT = "may_repeat"
+WAITS_FOR_LOGIN = "waits_for_login"  # in the meta of a job whose caller can be told so; others end with the error
 
 
 class JobHandler(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,8 +283,8 @@ def decide_after_result(result: Result) -> JobOutcome:
 def decide_after_error(
     error: FabricError, job: JobSummary, policy: RetryPolicy, *, may_repeat: bool, now: float, reset: bool
 ) -> JobOutcome:
-    if isinstance(error, LoginRequired) and (login_questions := error.questions) is not None:
-        return _wait_for_login(login_questions)
+    if isinstance(error, LoginRequired) and job.meta.get(WAITS_FOR_LOGIN) and error.questions is not None:
+        return _wait_for_login(error.questions)
     pause = compute_retry_pause(error, job.attempt, policy, may_repeat=may_repeat, jitter=random.random())
     if pause is not None and (job.expires_at is None or job.expires_at > now + pause):
         is_postponed = isinstance(error, RateLimited)

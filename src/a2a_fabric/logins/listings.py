@@ -21,6 +21,7 @@ _MAX_LOADED = 2000  # logins whose listings are read when the node starts
 _MAX_BYTES = 4 << 20  # of one principal at one agent
 _FRESH_SECONDS = 5.0  # in which the store is not read again for the same principal
 _MAX_OWNERS = 10_000
+_MAX_SHOWN = 20  # names of tools in a log line
 
 _log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(PersonalListing).decode
@@ -77,13 +78,26 @@ class LoginListings:
 
     async def set(self, owner: str, agent_id: str, listing: PersonalListing) -> None:
         """What the agent offers this principal now; ignored if the principal is no longer signed in."""
-        if self._known.get(owner, agent_id) == listing:
+        previous = self._known.get(owner, agent_id) or await self._read_stored(owner, agent_id)
+        listing = listing.keep_approvals(previous)
+        if previous == listing and self._known.get(owner, agent_id) is not None:
             return
+        changed = listing.changed_tools
+        if changed - (previous.changed_tools if previous else frozenset()):
+            names = ", ".join(sorted(changed)[:_MAX_SHOWN])
+            _log.warning(
+                "agent %s changed what these tools say since %s was first offered them: %s", agent_id, owner, names
+            )
         encoded = msgspec.json.encode(listing)
         if len(encoded) > _MAX_BYTES:
             _log.warning("agent %s offers %s more than %d bytes of lists", agent_id, owner, _MAX_BYTES)
         elif await self._store.set_listing(owner, agent_id, encoded):
             self._known.set(owner, agent_id, listing, len(encoded))
+
+    async def _read_stored(self, owner: str, agent_id: str) -> PersonalListing | None:
+        """For a principal that is not in memory. Raises StoreError."""
+        record = await self._store.get(owner, agent_id)
+        return None if record is None or record.listing is None else _decode_listing(record.listing)
 
     async def learn(self, owner: str, agent_ids: Iterable[str]) -> None:
         """Ask these agents what they offer the principal, and wait for that; but not for long."""
@@ -95,9 +109,16 @@ class LoginListings:
 
     def _keep(self, owner: str, agent_id: str, encoded: bytes) -> bool:
         """False if another version of this program wrote it."""
-        try:
-            listing = _decode(encoded)
-        except (msgspec.DecodeError, RecursionError, ValueError):
+        listing = _decode_listing(encoded)
+        if listing is None:
             return False
         self._known.set(owner, agent_id, listing, len(encoded))
         return True
+
+
+def _decode_listing(encoded: bytes) -> PersonalListing | None:
+    """None if another version of this program wrote it."""
+    try:
+        return _decode(encoded)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None

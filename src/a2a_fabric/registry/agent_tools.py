@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest, ToolChoice, normalize_name
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Manifest, ToolChoice, normalize_name
+from a2a_fabric.core.logins import PersonalListing
 from a2a_fabric.registry.memory import AgentMemory, ToolChange
 from a2a_fabric.registry.tool_choice import ToolTranslation, matches_any, select_tools
 
@@ -63,11 +64,17 @@ class AgentTools:
             _log_report(declared.agent_id, selected.report, previous)
         return selected.manifest
 
-    def select_personal(self, declared: Manifest, shared: Manifest, capabilities: tuple[Capability, ...]) -> Manifest:
-        """The agent for a caller to which it offers these capabilities. The operator's choice holds for it, too."""
-        if declared.tools is not None:
-            capabilities = select_tools(declared.agent_id, capabilities, declared.tools).capabilities
+    def select_personal(self, declared: Manifest, shared: Manifest, listing: PersonalListing) -> Manifest:
+        """The agent for a caller to which it offers this. The operator's choice and pins hold for it, too."""
+        capabilities, held = listing.capabilities, self.list_held(declared, listing)
+        if declared.tools is not None or held:
+            choice = declared.tools or _NO_CHOICE
+            capabilities = select_tools(declared.agent_id, capabilities, choice, held).capabilities
         return msgspec.structs.replace(shared, capabilities=capabilities)
+
+    def list_held(self, declared: Manifest, listing: PersonalListing) -> frozenset[str]:
+        """The tools (normalized names) that are held back from this caller."""
+        return listing.changed_tools if self._is_pinned(declared) else frozenset()
 
     def forget(self, agent_id: str) -> None:
         """The agent left."""
@@ -99,12 +106,14 @@ class AgentTools:
             self._reports.pop(agent_id, None)
         return approved
 
+    def _is_pinned(self, declared: Manifest) -> bool:
+        return self._pin_tools if declared.pin_tools is None else declared.pin_tools
+
     def _select(self, declared: Manifest, described: Manifest, is_discovered: bool) -> _Selected:
         changes: list[ToolChange] = []
         if is_discovered and self._memory is not None:
             changes = self._memory.find_changes(declared, described.capabilities)
-        is_pinned = self._pin_tools if declared.pin_tools is None else declared.pin_tools
-        held = {normalize_name(change.name) for change in changes} if is_pinned else set()
+        held = {normalize_name(change.name) for change in changes} if self._is_pinned(declared) else set()
         if declared.tools is None and not held:
             self._translations.pop(declared.agent_id, None)
             names = tuple(normalize_name(change.name) for change in changes)

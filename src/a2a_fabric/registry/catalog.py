@@ -22,7 +22,7 @@ from operator import attrgetter, is_, is_not, not_
 from types import MappingProxyType
 from typing import TypeVar
 
-from a2a_fabric.core.agent import Capability, Manifest, normalize_name
+from a2a_fabric.core.agent import Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
 from a2a_fabric.core.policy import AccessKey, is_limited, make_access_key, narrow_manifest
@@ -308,11 +308,9 @@ def _list_pool_keys(manifest: Manifest) -> Iterable[tuple[str | None, str]]:
 
 
 class PersonalCatalogs:
-    """`select` makes the manifest of an agent that offers these capabilities to a caller."""
+    """`select` makes the manifest of an agent for a caller that it offers this."""
 
-    def __init__(
-        self, listings: PersonalListings, select: Callable[[Manifest, tuple[Capability, ...]], Manifest]
-    ) -> None:
+    def __init__(self, listings: PersonalListings, select: Callable[[Manifest, PersonalListing], Manifest]) -> None:
         self._listings = listings
         self._select = select
         self._catalogs: OrderedDict[str, tuple[Catalog, Mapping[str, PersonalListing], Catalog]] = OrderedDict()
@@ -327,7 +325,7 @@ class PersonalCatalogs:
         if source is not shared or made_from is not listings:
             catalog = shared.replace_manifests(
                 {
-                    agent_id: self._select(manifest, listing.capabilities)
+                    agent_id: self._select(manifest, listing)
                     for agent_id, listing in listings.items()
                     if (manifest := shared.get(agent_id)) is not None and manifest.wants_login
                 }

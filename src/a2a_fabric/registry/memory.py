@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest, normalize_name
+from a2a_fabric.core.agent import Capability, Manifest, ToolText, normalize_name
 from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.registration import StoredDescription
 from a2a_fabric.core.stores import DescriptionStore, call_store
@@ -37,13 +37,6 @@ _COLLECT_SECONDS = 0.5
 _KEEP_SECONDS = 90 * 24 * 3600.0  # since the agent was last described
 _RENEW_SECONDS = 24 * 3600.0  # an unchanged description is written again after this, so that it is kept
 _LOAD_TIMEOUT = 5.0
-
-
-class ToolText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a tool says about itself to people and models."""
-
-    description: str = ""
-    input_schema: dict[str, object] | None = None
 
 
 class ToolChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +60,13 @@ class _Entry:
         self.approved = dict(body.approved)
         self.seen_at = seen_at
         self.written_at = 0.0
+
+    def is_incomplete(self, capability: Capability) -> bool:
+        """Whether the tool is new, or says what was approved by a version that kept less of it."""
+        approved = self.approved.get(normalize_name(capability.name))
+        if approved is None:
+            return True
+        return approved.metadata is msgspec.UNSET and approved.is_kept_by(ToolText.from_capability(capability))
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -121,13 +121,14 @@ class AgentMemory:
             elif len(self._entries) - len(self._registered) >= _MAX_AGENTS:
                 return
             entry = self._entries[key] = _Entry(_Body(manifest=manifest), now)
-        new_tools = [each for each in manifest.capabilities if normalize_name(each.name) not in entry.approved]
+        new_tools = [each for each in manifest.capabilities if entry.is_incomplete(each)]
         is_changed = bool(new_tools) or entry.manifest != manifest or not entry.written_at
         if not is_changed and now - entry.seen_at < _RENEW_SECONDS:
             return
         entry.manifest, entry.seen_at = manifest, now
-        for capability in new_tools[: max(0, _MAX_APPROVED - len(entry.approved))]:
-            entry.approved[normalize_name(capability.name)] = _text_of(capability)
+        for capability in new_tools:
+            if len(entry.approved) < _MAX_APPROVED or normalize_name(capability.name) in entry.approved:
+                entry.approved[normalize_name(capability.name)] = ToolText.from_capability(capability)
         if not is_registered:
             self._write_later(key)
 
@@ -140,7 +141,7 @@ class AgentMemory:
         return [
             ToolChange(name=each.name, approved=approved, current=current)
             for each, approved in pairs
-            if approved is not None and approved != (current := _text_of(each))
+            if approved is not None and not approved.is_kept_by(current := ToolText.from_capability(each))
         ]
 
     def approve(self, declared: Manifest, capabilities: Sequence[Capability], names: Collection[str]) -> list[str]:
@@ -225,7 +226,3 @@ class AgentMemory:
 def _make_key(declared: Manifest) -> _Key:
     address = msgspec.json.encode((declared.runtime, declared.endpoint), order="deterministic", enc_hook=repr)
     return declared.agent_id, hashlib.sha256(address).hexdigest()
-
-
-def _text_of(capability: Capability) -> ToolText:
-    return ToolText(description=capability.description, input_schema=capability.input_schema)

@@ -20,7 +20,6 @@ import msgspec
 
 from a2a_fabric.core.agent import (
     LOGIN_CAPABILITY,
-    Capability,
     Manifest,
     Status,
     is_imported,
@@ -29,7 +28,7 @@ from a2a_fabric.core.agent import (
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.federation import WordRouting, merge_word_routing
-from a2a_fabric.core.logins import PersonalListings, find_login_owner
+from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
 from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource, ReportsProblems, RoutesByWords
 from a2a_fabric.core.registration import Registration
@@ -531,12 +530,17 @@ class Registry:
         is_valid = completion is not None and _is_same_declaration(completion[0], declared)
         return completion[1] if completion is not None and is_valid else declared
 
-    def _select_personal(self, manifest: Manifest, capabilities: tuple[Capability, ...]) -> Manifest:
+    def holds_back_from(self, owner: str, manifest: Manifest) -> bool:
+        """Whether tools are held back because they changed since this caller, which is signed in, was offered them."""
+        listing = self.listings.get(owner, manifest.agent_id)
+        return listing is not None and bool(self._tools_by_agent.list_held(self.find_declaration(manifest), listing))
+
+    def _select_personal(self, manifest: Manifest, listing: PersonalListing) -> Manifest:
         """An agent as a caller sees it that is signed in there. What the operator declared is the same for all."""
         declared = self.find_declaration(manifest)
         if declared.capabilities:
             return manifest
-        return self._tools_by_agent.select_personal(declared, manifest, capabilities)
+        return self._tools_by_agent.select_personal(declared, manifest, listing)
 
     def _recall(self, declared: Manifest) -> None:
         """An agent that was not asked since the start is listed as it described itself before."""

@@ -52,6 +52,7 @@ from a2a_fabric.doors.a2a.task_view import (
 )
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.run import WAITS_FOR_LOGIN
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.protocols.a2a.models import (
     AGENT_STATUS_KEY,
@@ -170,7 +171,7 @@ class TaskCreator:
 
     async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str, reason: str | None) -> JobSummary:
         record = task_view.record_from_message(user_message, str(call.conversation_id), reason or "")
-        meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record)}
+        meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record), WAITS_FOR_LOGIN: True}
         return await self._jobs.accept(call, JobOptions(at_once=True, job_id=job_id, key=job_id, meta=meta))
 
     def _derive_job_id(
