@@ -58,7 +58,9 @@ def main() -> None:
     cores = processes.pin_to_cores()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.against:
-            against.run(runner, cores, Effort(9, 0.3, 0.3) if options.quick else Effort(31, 0.3), options.against)
+            against.run(
+                runner, cores, Effort(9, 0.3, 0.3) if options.quick else Effort(31, 0.3), options.against, options.row
+            )
             return
         kept = results.read_results() if options.write_docs else results.Results()
         for name in options.groups or _default_groups(is_quick=options.quick):
@@ -123,6 +125,9 @@ def _options() -> argparse.Namespace:
         "--write-docs", action="store_true", help="keep the results, and write docs/performance.md and its chart anew"
     )
     parser.add_argument("--against", metavar="REV", help="measure calls and MCP of this code beside an earlier commit")
+    parser.add_argument(
+        "--row", action="append", metavar="TEXT", help="with --against: only rows whose name contains this (repeatable)"
+    )
     return parser.parse_args()
 
 

@@ -27,7 +27,8 @@ from bench.rows import CONNECTIONS, Effort, Row, alternate, require_ready
 ROOT = Path(__file__).parents[1]
 
 
-def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> None:
+def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str, only: Sequence[str] | None) -> None:
+    """`only`: parts of the names of rows; then streams and starts are not measured."""
     with ExitStack() as stack:
         other = stack.enter_context(_checkout(revision))
         http_agent = stack.enter_context(processes.agent(cores.load))
@@ -45,11 +46,16 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
                 processes.node(job_agent.MANIFEST, cores.gateway, settings=accepting, source=source)
             )
             for row in (*_rows(name, node), *rest_rows.rows_of(name, acceptor)):
-                pairs.setdefault(row.era, []).append(row)
+                if only is None or any(text in row.era for text in only):
+                    pairs.setdefault(row.era, []).append(row)
+        if not pairs:
+            raise SystemExit(f"no row has {' or '.join(only or ())} in its name")
         rows = [row for pair in pairs.values() for row in pair]
         require_ready(runner, rows)
         runner.run(alternate(rows, effort))
         _show(pairs, revision)
+        if only is not None:
+            return
         first, *_ = pairs.values()
         targets = [calls.CallTarget(row.name, row.port, row.pid, "/mcp/call", TOKEN) for row in first]
         runner.run(calls.measure_streams(targets, min(effort.rounds, 9)))
