@@ -6,12 +6,13 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from math import inf
 
 import pytest
 
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.outbound.port import ConnectFailed, Interrupted, ReplyTooLarge
+from a2a_fabric.outbound.port import ConnectFailed, HTTPReply, Interrupted, ReplyTooLarge
 from tests.contracts.http_peer import WAIT_TIMEOUT, Peer, serving
 
 LIMIT = 1_000_000
@@ -137,3 +138,94 @@ async def test_a_method_that_usually_has_a_body_tells_its_length_without_one(pee
         await client.request(method, peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
     assert [seen.headers.get("content-length") for seen in peer.requests] == ["0", None]
     await client.aclose()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+
+
+class ScriptedServer:
+    """Answers the requests of each connection with these bytes, one after the other, in the given pieces."""
+
+    def __init__(self, *replies: tuple[bytes, ...]) -> None:
+        self._replies = iter(replies)
+        self.connections = 0
+
+    async def __aenter__(self) -> ScriptedServer:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                first, *rest = next(self._replies)
+                writer.write(first)
+                for piece in rest:
+                    await asyncio.sleep(0.01)  # so that the pieces arrive one by one
+                    writer.write(piece)
+        writer.close()
+
+
+async def get(client: OutboundClient, server: ScriptedServer, limit: int = LIMIT, method: str = "GET") -> HTTPReply:
+    return await client.request(method, server.url, timeout=TIMEOUT, limit=limit)
+
+
+async def test_replies_with_the_same_head_are_read_alike_however_they_arrive() -> None:
+    whole = HEAD % 5 + b"hello"
+    async with ScriptedServer(
+        (whole,),
+        (HEAD % 5 + b"again",),
+        (HEAD % 5, b"parts"),
+        (HEAD % 5 + b"ha", b"lf."),
+        (HEAD % 2 + b"ok",),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD % 5 + b"after",),
+        (whole,),
+    ) as server:
+        client = OutboundClient()
+        bodies = [(await get(client, server)).body for _ in range(7)]
+        assert bodies == [b"hello", b"again", b"parts", b"half.", b"ok", b"after", b"hello"]
+        assert server.connections == 1
+        await client.aclose()
+
+
+async def test_bytes_after_a_reply_with_a_known_head_are_never_taken_for_the_next_reply() -> None:
+    whole = HEAD % 5 + b"hello"
+    async with ScriptedServer((whole,), (whole + b"HTTP/1.1 200 OK",), (HEAD % 5 + b"fresh",)) as server:
+        client = OutboundClient()
+        assert [(await get(client, server)).body for _ in range(2)] == [b"hello"] * 2
+        assert (await get(client, server)).body == b"fresh"
+        assert server.connections == 2
+        await client.aclose()
+
+
+async def test_the_limit_holds_for_replies_with_a_known_head() -> None:
+    whole = HEAD % 5 + b"hello"
+    async with ScriptedServer((whole,), (whole,)) as server:
+        client = OutboundClient()
+        await get(client, server)
+        with pytest.raises(ReplyTooLarge):
+            await get(client, server, limit=4)
+        await client.aclose()
+
+
+async def test_the_reply_to_head_has_no_body_even_if_its_head_is_known() -> None:
+    async with ScriptedServer((HEAD % 5 + b"hello",), (HEAD % 5,), (HEAD % 5 + b"hello",)) as server:
+        client = OutboundClient()
+        await get(client, server)
+        assert (await get(client, server, method="HEAD")).body == b""
+        assert (await get(client, server)).body == b"hello"
+        await client.aclose()
+
+
+async def test_a_head_that_closes_the_connection_closes_it_each_time() -> None:
+    closing = HEAD.replace(b"Content-Type", b"Connection: close\r\nContent-Type") % 5 + b"hello"
+    async with ScriptedServer(*[(closing,)] * 3) as server:
+        client = OutboundClient()
+        for _ in range(3):
+            assert (await get(client, server)).body == b"hello"
+        assert server.connections == 3
+        await client.aclose()

@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from a2a_fabric.core.tasks import DeadlineSweep
-from a2a_fabric.outbound.connection import Connection, HTTPStreamedReply
+from a2a_fabric.outbound.connection import Connection, HTTPStreamedReply, ReplyHead
 from a2a_fabric.outbound.guard import Guard, Url, look_up_addresses, parse_url
 from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPReply, Interrupted, StreamedReply
 from a2a_fabric.version import __version__
@@ -135,13 +135,14 @@ CLOSING_STEPS = 100
 
 
 class Origin:
-    """One scheme, host and port, and the idle connections to it."""
+    """One scheme, host and port, the idle connections to it, and the heads of replies from it."""
 
-    __slots__ = ("__weakref__", "idle", "url")
+    __slots__ = ("__weakref__", "idle", "reply_heads", "url")
 
     def __init__(self, url: Url) -> None:
         self.url = url
         self.idle: list[Connection] = []  # last in, first out
+        self.reply_heads: dict[bytes, ReplyHead] = {}
 
 
 class ConnectionPool:

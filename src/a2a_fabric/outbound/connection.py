@@ -18,7 +18,7 @@ import asyncio
 import select
 from collections.abc import AsyncIterator, Mapping
 from copy import copy
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -123,9 +123,22 @@ DRAIN_SECONDS = 1.0  # time for a reply to end after its reader has left the blo
 DRAIN_BYTES = 64 * 1024
 MAX_CACHED_NAMES = 512
 MAX_CACHED_VALUES = 512
+MAX_REPLY_HEADS = 32  # of one origin; `Date` changes each second, and the length of the body with the reply
+MAX_REPLY_HEAD_BYTES = 2048
+# Replies with these have more to parse than a head and a body of the stated length.
+_CONNECTION_HEADERS = frozenset({"transfer-encoding", "trailer", "upgrade"})
+_HEAD_END = b"\r\n\r\n"
 
 _cached_names: dict[bytes, str] = {}
 _cached_values: dict[bytes, str] = {}  # short ones: servers repeat most header values
+
+
+class ReplyHead(NamedTuple):
+    """A head that the parser has read before. The same bytes at the beginning of a reply mean the same."""
+
+    status: int
+    headers: Mapping[str, str]  # never changed
+    body_bytes: int
 
 
 class ConnectionOwner(Protocol):
@@ -150,6 +163,7 @@ class Connection(asyncio.Protocol):
         "_is_complete",
         "_is_discarded",
         "_is_head",
+        "_is_parsing",
         "_is_write_paused",
         "_keeps_alive",
         "_last_size",
@@ -194,7 +208,7 @@ class Connection(asyncio.Protocol):
         self._stream: HTTPStreamedReply | None = None
         self._parts: list[bytes] = []
         self._size = self._last_size = self._bodyless_bytes = self._status = self._repeated = 0
-        self._is_complete = self._keeps_alive = False
+        self._is_complete = self._keeps_alive = self._is_parsing = False
         self._error: OutboundError | None = None
         self._unsent: memoryview | None = None
 
@@ -266,6 +280,10 @@ class Connection(asyncio.Protocol):
         if self._waiter is None:
             self._transport.abort()  # no request is under way
             return
+        is_first = not self._is_parsing
+        if is_first and not self._as_stream and self._finish_with_known_head(data):
+            return
+        self._is_parsing = True
         if not self._status and len(data) > MAX_HEAD_BYTES:
             self.data_received(data[:MAX_HEAD_BYTES])
             self.data_received(data[MAX_HEAD_BYTES:])
@@ -278,9 +296,53 @@ class Connection(asyncio.Protocol):
                 self._fail(Interrupted(f"The reply is not well-formed: {exc.__context__ or exc}"))
                 return
         if self._is_complete:
+            if is_first:
+                self._learn_head(data)
             self._finish()
         else:
             self._on_progress(len(data))
+
+    def _finish_with_known_head(self, data: bytes) -> bool:
+        """Finish the request without the parser if the data is a known head and exactly its body.
+
+        The parser is between two replies then, and stays there.
+        """
+        size = data.find(_HEAD_END, 0, MAX_REPLY_HEAD_BYTES) + len(_HEAD_END)
+        known = self.origin.reply_heads.get(data[:size])
+        if (
+            known is None
+            or len(data) != size + known.body_bytes
+            or known.body_bytes > self._limit
+            or self._is_head
+            or self._unsent is not None
+            or self._is_write_paused
+        ):
+            return False
+        waiter = self._waiter
+        self._deadlines.stop(self)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(HTTPReply(known.status, known.headers, data[size:]))
+        self._waiter = None
+        self._owner.on_free(self)
+        return True
+
+    def _learn_head(self, data: bytes) -> None:
+        """Remember the head of a reply that arrived at once and does not end its connection."""
+        size = data.find(_HEAD_END, 0, MAX_REPLY_HEAD_BYTES) + len(_HEAD_END)
+        length = self._headers.get("content-length", "")
+        if (
+            self._error is None
+            and self._keeps_alive
+            and not self._is_head
+            and self._headers.keys().isdisjoint(_CONNECTION_HEADERS)
+            and length.isdigit()
+            and len(data) == size + int(length)
+            and self._size == int(length)
+        ):
+            heads = self.origin.reply_heads
+            if len(heads) >= MAX_REPLY_HEADS:
+                heads.clear()
+            heads[data[:size]] = ReplyHead(self._status, self._headers, int(length))
 
     def eof_received(self) -> None:
         self._on_end(None)

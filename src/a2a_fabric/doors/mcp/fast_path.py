@@ -58,6 +58,7 @@ _LIST_HEADERS = {VERSION_HEADER_BYTES, b"mcp-method"}
 _CALL_HEADERS = {*_LIST_HEADERS, b"mcp-name"}
 _MAX_TRUSTED = 10_000
 _MAX_ENVELOPE = 4096  # bytes; the SDK checks each request of a client that says more of itself
+_NULL = b"null"
 _SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
 _encode = msgspec.json.Encoder().encode
 
@@ -262,11 +263,14 @@ class FastPath:
             await self._send_tool_list(reply, request_context, trace, self._list_members)
             return
         chain = meta.delegation_chain
-        request_context.can_show_apps = _UI_EXTENSION_BYTES in bytes(meta.capabilities)
+        if len(meta.capabilities) > len(_UI_EXTENSION_BYTES):
+            request_context.can_show_apps = _UI_EXTENSION_BYTES in bytes(meta.capabilities)
         call = ToolCall(
             self._context, self._catalog, request_context, params.name, trace, partial(_accepts_tasks, meta), chain
         )
-        arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
+        arguments = params.arguments
+        if len(arguments) == len(_NULL) and bytes(arguments) == _NULL:
+            arguments = Raw(b"{}")
         has_answers = params.input_responses or params.request_state is not None
         answers = answers_from_responses(params.input_responses, params.request_state) if has_answers else UNSET
         wants_events = meta.progress_token is not None or meta.log_level is not None
