@@ -148,15 +148,21 @@ class ScriptedServer:
 
     def __init__(self, *replies: tuple[bytes, ...]) -> None:
         self._replies = iter(replies)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
 
     async def __aenter__(self) -> ScriptedServer:
-        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._server.close()
+        async with asyncio.timeout(WAIT_TIMEOUT):  # the client is closed, and its connections with it
+            await asyncio.gather(*self._tasks)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.ensure_future(self._answer(reader, writer)))
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -168,6 +174,8 @@ class ScriptedServer:
                     await asyncio.sleep(0.01)  # so that the pieces arrive one by one
                     writer.write(piece)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def get(client: OutboundClient, server: ScriptedServer, limit: int = LIMIT, method: str = "GET") -> HTTPReply:
