@@ -18,6 +18,8 @@ class Planner:
         self._registry = registry
         self._policy = policy
         self._plans: dict[tuple[object, ...], RoutePlan] = {}
+        # The same by the identity of the principal, which is cheaper to compare; an entry keeps its principal alive.
+        self._plans_by_identity: dict[tuple[object, ...], tuple[Principal, Catalog, RoutePlan]] = {}
         self._valid_for: tuple[object, int] = (None, -1)
 
     def __call__(
@@ -28,7 +30,12 @@ class Planner:
         own_catalog = self._registry.catalog_for(principal) if self._registry.has_logins else catalog
         if self._valid_for[0] is not catalog or self._valid_for[1] != health.epoch:
             self._plans.clear()
+            self._plans_by_identity.clear()
             self._valid_for = (catalog, health.epoch)
+        identity = (id(principal), agent_id, capability, stream, any_agent)
+        kept = self._plans_by_identity.get(identity)
+        if kept is not None and kept[0] is principal and kept[1] is own_catalog:
+            return kept[2]
         who = (principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views)
         key = (agent_id, capability, stream, any_agent, *who, None if own_catalog is catalog else own_catalog)
         plan = self._plans.get(key)
@@ -47,6 +54,8 @@ class Planner:
                 self._plans.clear()
             if len(capability) <= MAX_CAPABILITY_NAME:
                 self._plans[key] = plan
+        elif len(self._plans_by_identity) < _MAX_PLANS:  # asked for the second time, so it is worth it
+            self._plans_by_identity[identity] = principal, own_catalog, plan
         return plan
 
     def _build_plan(self, route_request: RouteRequest, catalog: Catalog) -> RoutePlan:

@@ -250,17 +250,17 @@ def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
     fields = {"path": path, "raw_path": quote(path).encode(), VIEW_PREFIX_KEY: prefix}
     view_header = VIEW_HEADER, name.encode("latin-1")
 
-    async def serve(scope: Any, receive: Receive, send: Send) -> None:
+    def serve(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
         head: RequestHead | None = scope.get(HEAD_KEY)
         if head is None or VIEW_HEADER in head:
-            await app(_add_views(scope, [name], prefix, path), receive, send)
-            return
-        headers = [*scope["headers"], view_header]
-        kept_headers, narrowed = head.derived.get(key) or (None, None)
-        if narrowed is None or kept_headers != headers:  # another content length
-            narrowed = RequestHead(headers) if narrowed is None else narrowed.with_headers(headers)
-            head.derived[key] = headers, narrowed
-        await app({**scope, **fields, "headers": headers, HEAD_KEY: narrowed}, receive, send)
+            return app(_add_views(scope, [name], prefix, path), receive, send)
+        sent = scope["headers"]
+        kept = head.derived.get(key)
+        if kept is None or kept[0] is not sent:  # the first request, or another content length
+            headers = [*sent, view_header]
+            narrowed = RequestHead(headers) if kept is None else kept[1][HEAD_KEY].with_headers(headers)
+            kept = head.derived[key] = sent, {**fields, "headers": headers, HEAD_KEY: narrowed}
+        return app({**scope, **kept[1]}, receive, send)
 
     return serve
 
