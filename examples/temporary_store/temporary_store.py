@@ -11,6 +11,7 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 from a2a_fabric.core import Store, StoreError, StorePlugin
+from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.stores import (
     Archive,
@@ -37,6 +38,7 @@ class TemporaryStore:
         self.descriptions: DescriptionStore = inner.descriptions
         self.messages: MessageStore = inner.messages
         self.logins: LoginStore = inner.logins
+        self.keys: KeyStore = inner.keys
         self.notices: ChangeNotices = inner.notices
         self.archive: Archive = inner.archive
 

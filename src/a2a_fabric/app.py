@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -32,6 +33,7 @@ from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.identity.shared_keys import StoredKeysFollower
 from a2a_fabric.jobs.jobs import JobDependencies, Jobs
 from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
 from a2a_fabric.logins.listings import LoginListings
@@ -42,10 +44,8 @@ from a2a_fabric.messages.delivery import MessageDelivery
 from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
 from a2a_fabric.messages.messages import Messages
 from a2a_fabric.node_setup import (
+    Authentication,
     build_logins,
-    build_resolver,
-    build_shared_keys,
-    build_token_middleware,
     list_token_issuers,
     list_view_warnings,
     open_log_writer,
@@ -80,6 +80,7 @@ from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
 from a2a_fabric.runtime_factory import DEFAULT_KIND, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
+from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
 from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
@@ -117,7 +118,8 @@ class Fabric:
         self._mounted_agents = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
         self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
-        self._keys = build_shared_keys(self.config, psk)
+        self._authentication = Authentication(self.config, psk, self._base)
+        self.settings = SettingsReload(self.config)
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
@@ -131,6 +133,7 @@ class Fabric:
             self._memory = AgentMemory(self._descriptions or self.store.descriptions)
             await self._memory.load()
             self._build(stack)
+            await self._stored_keys.load()
             await self._login_listings.load_recent()
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
@@ -144,10 +147,18 @@ class Fabric:
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
             stack.push_async_callback(self._memory.aclose)
+            stack.push_async_callback(self._stored_keys.aclose)
             message_pruner = MessagePruner(self.store.messages, self.config.messages.keep_seconds)
             tasks = [
                 asyncio.ensure_future(each.run())
-                for each in (self._health_monitor, self._history, self._leases, self._memory, message_pruner)
+                for each in (
+                    self._health_monitor,
+                    self._history,
+                    self._leases,
+                    self._memory,
+                    message_pruner,
+                    self._stored_keys,
+                )
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
             stack.push_async_callback(cancel_and_wait, *tasks)
@@ -165,10 +176,14 @@ class Fabric:
         health = HealthTracker(config.health, on_change=self.telemetry.record_status_change)
         self._nodes = nodes = NodeAgents(self._is_node, self._connect_host, health)
         self._all_sources = [*self._sources, registered_agents, nodes]  # what is declared comes first, and wins
-        reserved = ReservedNames(
-            keys=(key.id for key in config.auth.keys),
-            issuers=(issuer.id for issuer in config.auth.issuers),
-            extra=(config.node_id,),
+        reserved = ReservedNames(extra=(config.node_id,))
+        self._authentication.reserve_names(reserved)
+        self._stored_keys = StoredKeysFollower(
+            self.store.keys,
+            self.store.notices,
+            self._authentication.keys,
+            self._authentication.find_view,
+            lambda: self._authentication.reserve_names(reserved),
         )
         self.registry = Registry(
             self._all_sources,
@@ -241,24 +256,61 @@ class Fabric:
         self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins)
         self._tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         stack.push_async_callback(self._tunnel_client.aclose)
-        self._identify = build_resolver(
-            config, self._keys, self._base, self.telemetry.metrics.count_auth_attempt, stack
-        )
+        stack.push_async_callback(self._authentication.aclose)
+        self._identify = self._authentication.build_resolver(self.telemetry.metrics.count_auth_attempt)
         self.doors = [self._build_door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
-        token_middleware = build_token_middleware(config, self._identify)
         self.app = WebApp(
             self.doors,
             stops,
             self._callbacks,
             config.limits.body_bytes,
-            token_middleware,
+            self._authentication.build_token_middleware(),
             self._check_store,
             [view.name for view in config.views],
             LoginPages(self.logins, config.node_id).routes,
         )
         gauges = AgentGauges(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
         self.telemetry.metrics.add_source(gauges.render)
+        self._register_settings(reserved)
+
+    def _register_settings(self, reserved: ReservedNames) -> None:
+        """The settings that can change while the node runs."""
+
+        def prepare_auth(config: Config) -> TakeEffect:
+            change_auth = self._authentication.prepare(config)
+
+            def take_effect() -> None:
+                change_auth()
+                self._authentication.reserve_names(reserved)
+                self.app.set_token_middleware(self._authentication.build_token_middleware())
+
+            return take_effect
+
+        register = self.settings.register
+        register("auth", prepare_auth)
+        register("log.level", lambda config: partial(self.telemetry.log.set_level, config.log.level))
+        for name in ("limits.timeout_ms", "limits.max_timeout_ms"):
+            register(
+                name,
+                lambda config: partial(
+                    self.gateway.set_timeouts, config.limits.timeout_ms, config.limits.max_timeout_ms
+                ),
+            )
+        register("limits.concurrent_calls", lambda config: partial(self._calls.resize, config.limits.concurrent_calls))
+        register("limits.streams", lambda config: partial(self._streams.resize, config.limits.streams))
+        register(
+            "limits.subscriptions", lambda config: partial(self._subscriptions.resize, config.limits.subscriptions)
+        )
+        register(
+            "limits.calls_per_minute", lambda config: partial(self._call_rate.set_rate, config.limits.calls_per_minute)
+        )
+
+    def reload(self, config: Config, *, is_requested: bool = False) -> ReloadOutcome:
+        """Put a changed configuration into effect as far as possible. `is_requested`: keys and issuers are read anew
+        even if nothing changed, since files that they name may have. Raises ConfigError; then nothing has changed.
+        """
+        return self.settings.apply(config, again=("auth",) if is_requested else ())
 
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
         """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
@@ -411,7 +463,7 @@ class Fabric:
         delegations = DelegationGuard(make_chain_name(config.node_id), config.routing.max_delegations)
         planner = Planner(registry, config.routing)
         limits = config.limits
-        call_limit = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
+        call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
         authorize_call = authorize(registry, delegations)
         steps = [observe(self.telemetry), authorize_call, limit(call_limit, self._call_rate)]

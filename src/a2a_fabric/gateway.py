@@ -32,12 +32,15 @@ class Gateway:
         self.started_at = time.time()
         self.notice_sources: list[Callable[[Principal], Iterable[str]]] = []  # what callers should know
         self.call = handler  # asks an agent; raises FabricError; cancelling it cancels the agent's work
-        self.default_timeout_ms = min(timeout_ms, max_timeout_ms)
-        self._max_timeout_ms = max_timeout_ms
+        self.set_timeouts(timeout_ms, max_timeout_ms)
 
     def list_notices(self, principal: Principal) -> list[str]:
         """What this caller should know about the node, one sentence each."""
         return [notice for source in self.notice_sources for notice in source(principal)]
+
+    def set_timeouts(self, timeout_ms: int, max_timeout_ms: int) -> None:
+        self.default_timeout_ms = min(timeout_ms, max_timeout_ms)
+        self._max_timeout_ms = max_timeout_ms
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:
         """The caller's timeout within the node's limits; routing applies that of the capability. Raises BadInput."""

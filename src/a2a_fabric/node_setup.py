@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, parse_listen
@@ -21,13 +23,15 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.identity.keyfile import find_state_folder
-from a2a_fabric.identity.resolver import Resolver, SharedKey, SharedKeys
+from a2a_fabric.identity.resolver import Resolver
+from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys
 from a2a_fabric.logins.cipher import LoginCipher, load_cipher
 from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.logins import Logins
 from a2a_fabric.logins.oauth import LoginTarget, OAuthClient
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
@@ -68,9 +72,11 @@ def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, s
     return writer
 
 
-def build_shared_keys(config: Config, psk: str | None) -> SharedKeys:
-    """Raises ConfigError for two callers with the same key or name, for an unknown scope (which a caller would
-    silently lack), and for a node that listens beyond this machine without any key.
+def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:
+    """The keys of the configuration, and the node's own.
+
+    Raises ConfigError for two callers with the same key or name, for an unknown scope (which a caller would silently
+    lack), and for a node that listens beyond this machine without any key.
     """
     _check_scopes(config)
     views = _index_views(config)
@@ -92,22 +98,70 @@ def build_shared_keys(config: Config, psk: str | None) -> SharedKeys:
         raise ConfigError(
             f"listen: a node without any key may listen on loopback only, not on {host}. Set auth.psk or auth.keys"
         )
-    return SharedKeys(keys)
+    return keys
 
 
-def build_resolver(
-    config: Config, keys: SharedKeys, base: Path, count_attempt: Callable[[str, str], None], stack: AsyncExitStack
-) -> Resolver:
-    """Raises ConfigError."""
-    tokens = None
-    if config.auth.issuers:
-        http = OutboundClient()  # unguarded: the operator configured these addresses
-        stack.push_async_callback(http.aclose)
+class Authentication:
+    """Who is let in, and how: keys, issuers and anonymous callers, which may change while the node runs."""
+
+    def __init__(self, config: Config, psk: str | None, base: Path) -> None:
+        """Raises ConfigError."""
+        self._config = config
+        self._psk = psk
+        self._base = base
+        self._views = _index_views(config)
+        self._http: OutboundClient | None = None
+        self._tokens: list[Any] = []  # those of earlier settings may still be checking a token
+        self.keys = SharedKeys(collect_shared_keys(config, psk))
+
+    def build_resolver(self, count_attempt: Callable[[str, str], None]) -> Resolver:
+        """Raises ConfigError."""
+        anonymous, tokens = _make_anonymous_principal(self._config), self._build_tokens(self._config)
+        self.resolver = Resolver(self.keys, anonymous, count_attempt, tokens, self._config.views)
+        return self.resolver
+
+    def prepare(self, config: Config) -> Callable[[], None]:
+        """Check the section `auth` of a new configuration; the function puts it into effect. Raises ConfigError."""
+        config = msgspec.structs.replace(self._config, auth=config.auth)
+        keys, tokens = collect_shared_keys(config, self._psk), self._build_tokens(config)
+
+        def take_effect() -> None:
+            self._config = config
+            self.keys.set_configured(keys)
+            self.resolver.replace(_make_anonymous_principal(config), tokens)
+
+        return take_effect
+
+    def find_view(self, name: str) -> View | None:
+        return self._views.get(name)
+
+    def build_token_middleware(self) -> TokenMiddleware | None:
+        return build_token_middleware(self._config, self.resolver)
+
+    def reserve_names(self, names: ReservedNames) -> None:
+        """No agent may register under the name of a caller."""
+        auth = self._config.auth
+        names.set_callers(
+            keys=(*self.keys.names, *(key.id for key in auth.keys)), issuers=(each.id for each in auth.issuers)
+        )
+
+    async def aclose(self) -> None:
+        for tokens in self._tokens:
+            await tokens.aclose()
+        if self._http is not None:
+            await self._http.aclose()
+
+    def _build_tokens(self, config: Config) -> Any:
+        """Raises ConfigError."""
+        if not config.auth.issuers:
+            return None
+        if self._http is None:
+            self._http = OutboundClient()  # unguarded: the operator configured these addresses
         # Loaded on demand: most nodes need no cryptography.
         trusted_issuers = load_module("a2a_fabric.identity.trusted_issuers")
-        tokens = trusted_issuers.build_trusted_tokens(config.auth.issuers, base, config.public_url, http)
-        stack.push_async_callback(tokens.aclose)
-    return Resolver(keys, _make_anonymous_principal(config), count_attempt, tokens, config.views)
+        tokens = trusted_issuers.build_trusted_tokens(config.auth.issuers, self._base, config.public_url, self._http)
+        self._tokens = [*(each for each in self._tokens if each.is_busy), tokens]
+        return tokens
 
 
 def build_token_middleware(config: Config, identify: Resolver) -> TokenMiddleware | None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call, Principal
 from a2a_fabric.core.errors import AuthInvalid, CallerError, Forbidden, Unauthenticated
-from a2a_fabric.identity.resolver import Credentials, Resolver, SharedKey, SharedKeys
+from a2a_fabric.identity.resolver import Credentials, Resolver
+from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys
 from tests.fixtures.node import PSK, running
 from tests.marks import requirement
 from tests.unit.made import call as made_call

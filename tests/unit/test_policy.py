@@ -31,7 +31,7 @@ from a2a_fabric.core.policy import (
 )
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import principal_from_claims
-from a2a_fabric.node_setup import build_shared_keys
+from a2a_fabric.node_setup import collect_shared_keys
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import agent
@@ -176,7 +176,7 @@ def test_the_cap_of_a_token_narrows_it_also_to_nothing() -> None:
 def test_a_scope_that_is_none_stops_the_start() -> None:
     from_file = {"auth": {"keys": [{"id": "carol", "key": "the-key-of-carol", "scopes": ["agents:percy"]}]}}
     with pytest.raises(ConfigError, match=r"auth: keys: carol: 'agents:percy' is not a scope"):
-        build_shared_keys(msgspec.convert(from_file, Config), None)
+        collect_shared_keys(msgspec.convert(from_file, Config), None)
 
 
 def test_a_view_of_ten_thousand_agents_is_made_once() -> None:

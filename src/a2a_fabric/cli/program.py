@@ -153,6 +153,26 @@ def _tools() -> None:
     """
 
 
+class KeyCommands(CommandGroup):
+    default = "list"
+    rows: ClassVar = {
+        "create": CommandRow("keys", "Make a key for a caller.", "create_key"),
+        "list": CommandRow("keys", "List the keys of callers in the store.", "list_keys"),
+        "rotate": CommandRow("keys", "Replace the key of a caller by a new one with the same rights.", "rotate_key"),
+        "revoke": CommandRow("keys", "Revoke keys at once, on all nodes of the store.", "revoke_key"),
+    }
+
+
+def _keys() -> None:
+    """Make, list, rotate and revoke keys of callers.
+
+    The store keeps their hashes. These commands open it themselves: they need no node, and a running node notices at
+    once.
+
+    Example: a2a-fabric keys create reader --scope agent:percy
+    """
+
+
 class PassportCommands(CommandGroup):
     rows: ClassVar = {
         "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
@@ -228,6 +248,7 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "connect": CommandRow("connect", "Add this node to the configuration of an MCP client.", "connect_client"),
     "check": CommandRow("check", "Check the configuration and show what would run; opens no port."),
+    "keys": CommandRow("program", "Make, list, rotate and revoke keys of callers.", "_keys", KeyCommands),
     "passport": CommandRow("program", "Issue, inspect, verify and revoke passports.", "_passport", PassportCommands),
     "mandate": CommandRow(
         "program", "Issue, narrow, inspect, verify and revoke mandates.", "_mandate", MandateCommands

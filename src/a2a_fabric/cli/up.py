@@ -29,8 +29,10 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.stores import DescriptionStore
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.demo.agents import MOUNTED, DemoAgents
 from a2a_fabric.node_setup import list_exposure_warnings
+from a2a_fabric.settings_reload import ConfigFollower
 from a2a_fabric.stores.address import redact_address, resolve_address
 from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, raise_file_limit, url_from_socket
 
@@ -83,26 +85,35 @@ def run(
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
     environ = read_environment()
-    setup = plan_setup(config, agents or [], listen, environ, env_file)
-    setup = msgspec.structs.replace(setup, imports=tuple(imports or ()))
-    if store is not None:
-        address = resolve_address(store, Path.cwd())  # a path on the command line is relative to this folder
-        setup = msgspec.structs.replace(setup, config=msgspec.structs.replace(setup.config, store=address))
+    store_address = None if store is None else resolve_address(store, Path.cwd())  # relative to this folder
+
+    def plan(config_file: Path | None) -> NodeSetup:
+        setup = plan_setup(config_file, agents or [], listen, environ, env_file)
+        setup = msgspec.structs.replace(setup, imports=tuple(imports or ()))
+        if store_address is not None:
+            setup = msgspec.structs.replace(setup, config=msgspec.structs.replace(setup.config, store=store_address))
+        if quiet:
+            setup = msgspec.structs.replace(setup, config=_silence_log(setup.config))
+        return setup.with_store_in(setup.own_folder)
+
+    setup = plan(config)
     prepare_process()
     state = StateFolder(environ)
     key = _choose_key(setup.config, setup.environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve(setup, key, state, quiet=quiet))
+        runner.run(_serve(setup, lambda: plan(setup.config_file), key, state, quiet=quiet))
 
 
-async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: bool) -> None:
+async def _serve(
+    setup: NodeSetup, plan: Callable[[], NodeSetup], key: NodeKey, state: StateFolder, *, quiet: bool
+) -> None:
+    """`plan` reads the configuration again."""
     host, port = parse_listen(setup.config.listen)
     tls = _load_certificate(setup)
     listener = bind_socket(host, port, exact_port=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
-            effective_setup = msgspec.structs.replace(setup, config=_silence_log(setup.config)) if quiet else setup
-            node = await start_node(effective_setup.with_store_in(setup.own_folder), key.secret, stack)
+            node = await start_node(setup, key.secret, stack)
             limits = node.config.limits
             server = HttpServer(
                 node.app,
@@ -117,7 +128,13 @@ async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: b
             stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
             if not quiet:
                 _print_banner(setup, key, node, listener, port)
-            await server.run_until_stopped()
+            follower = ConfigFollower(
+                setup.config_file,
+                lambda: plan().config,
+                lambda config, is_requested: node.reload(config, is_requested=is_requested),
+            )
+            stack.push_async_callback(cancel_and_wait, asyncio.ensure_future(follower.run()))
+            await server.run_until_stopped(follower.request)
             if not quiet:
                 remark("Stopped.")
 
@@ -147,8 +164,11 @@ async def start_node(
 
 
 def _choose_key(config: Config, psk: str | None, state: StateFolder) -> NodeKey:
-    """The configured key, else FABRIC_PSK, else the saved one, else a new one; none for an anonymous node."""
-    if config.auth.psk or config.auth.keys:
+    """The configured key, else FABRIC_PSK, else the saved one, else a new one; none for an anonymous node.
+
+    Keys of callers (`auth.keys`) do not replace it: without it, there would be no operator.
+    """
+    if config.auth.psk:
         return NodeKey(secret=None, origin="configured")
     if psk:
         if len(psk) < 8:

@@ -65,6 +65,12 @@ class FairLimit:
         self._used_up = used_up
         self._held_by_caller: dict[str, int] = {}
 
+    def resize(self, capacity: int) -> None:
+        """What is in use stays in use, even if it is more than the new capacity."""
+        self._free += capacity - self.capacity
+        self.capacity = capacity
+        self._scarce = int(capacity / (1 + self._multiple)) + 1
+
     def acquire(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
         caller, callers, free = principal_id or ANONYMOUS_CALLER, self._held_by_caller, self._free

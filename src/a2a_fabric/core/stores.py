@@ -44,6 +44,7 @@ from a2a_fabric.core.job import (
     PruneResult,
     RetentionPolicy,
 )
+from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.message import (
     Delivery,
@@ -158,7 +159,10 @@ ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | Descri
 
 
 class Archive(Protocol):
-    """Copies everything from one store to another. Called by `store export` and `store import` only."""
+    """Copies everything from one store to another, except what lets callers in: logins and keys.
+
+    Called by `store export` and `store import` only.
+    """
 
     def dump(self) -> AsyncIterator[ArchiveRecord]:
         """Every record, a job before its events, a message before its inbox entries."""
@@ -477,6 +481,8 @@ class Store(Protocol):
     def messages(self) -> MessageStore: ...
     @property
     def logins(self) -> LoginStore: ...
+    @property
+    def keys(self) -> KeyStore: ...
     @property
     def notices(self) -> ChangeNotices: ...
     @property

@@ -1,23 +1,19 @@
-"""Resolves the credentials of a request to a principal: shared keys, tokens of issuers, anonymous callers.
-
-Shared keys are kept as hashes and compared in constant time, each with a name, scopes and a trust tier."""
+"""Resolves the credentials of a request to a principal: shared keys, tokens of issuers, anonymous callers."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import TRUST_RANK, TrustTier
+from a2a_fabric.core.agent import TRUST_RANK
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
 from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
 from a2a_fabric.core.view import View
+from a2a_fabric.identity.shared_keys import SharedKeys
 
 _SCHEMES = ("bearer", "apikey")
 
@@ -56,49 +52,6 @@ def _is_local_name(name: str) -> bool:
     host = name.rpartition("//")[2]
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return is_loopback(host)
-
-
-_SHA256_SECRET = re.compile("sha256:([0-9a-fA-F]{64})")
-
-
-class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`secret` is the key itself, or `sha256:` and its hash, for files that should not hold the key."""
-
-    principal_id: str
-    secret: str
-    scopes: tuple[str, ...] | None = None
-    trust: TrustTier = "local"
-    view: View | None = None
-
-    @property
-    def digest(self) -> bytes:
-        match = _SHA256_SECRET.fullmatch(self.secret)
-        return bytes.fromhex(match[1]) if match else _digest(self.secret)
-
-
-class SharedKeys:
-    def __init__(self, keys: Iterable[SharedKey]) -> None:
-        self._by_hash = {key.digest: _principal_from_key(key) for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._by_hash)
-
-    def find_principal(self, token: str) -> Principal | None:
-        """Compares hashes in constant time, so the time taken says nothing about the key."""
-        digest = _digest(token)
-        for stored, principal in self._by_hash.items():
-            if hmac.compare_digest(stored, digest):
-                return principal
-        return None
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-
-
-def _principal_from_key(key: SharedKey) -> Principal:
-    views = UNSET if key.view is None else (key.view,)
-    return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust, views=views)
 
 
 def combine_credentials(token: Principal, passport: Principal) -> Principal:
@@ -158,7 +111,8 @@ class Resolver:
         self._tokens = tokens
         self._views = {view.name: view for view in views}
         self._narrowed: dict[tuple[int, str], tuple[Principal, Principal]] = {}
-        self._cache: dict[str | None, Principal] = {}  # by accepted header; shared keys never expire
+        self._cache: dict[str | None, Principal] = {}  # by header; of keys that do not expire
+        keys.listeners.append(self._forget)
 
     def __call__(self, credentials: Credentials) -> Principal:
         """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, BadInput for a view that does not exist, and
@@ -170,6 +124,15 @@ class Resolver:
         else:
             self._count_outcome(principal.mode, "success")
         return principal if credentials.view is None else self.narrow(principal, credentials)
+
+    def replace(self, anonymous: Principal | None, tokens: TokenPrincipals | None) -> None:
+        """Other settings count from now on."""
+        self._anonymous, self._tokens = anonymous, tokens
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._narrowed.clear()
 
     def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
         """The principal with the views that the request names, besides those of its key. Raises BadInput."""
@@ -200,11 +163,17 @@ class Resolver:
             self._count_outcome("psk" if credentials.bearer else "none", "denied")
             raise
         self._count_outcome(principal.mode, "success")
-        header = credentials.authorization
-        is_short = header is not None and len(header) <= _MAX_CACHED_HEADER
-        if principal.mode == "psk" and is_short and credentials.is_single and len(self._cache) < _MAX_CACHED:
-            self._cache[header] = principal
+        if principal.mode == "psk" and credentials.is_single:
+            self._remember(credentials, principal)
         return principal
+
+    def _remember(self, credentials: Credentials, principal: Principal) -> None:
+        header = credentials.authorization
+        if header is None or len(header) > _MAX_CACHED_HEADER or len(self._cache) >= _MAX_CACHED:
+            return
+        key = self._keys.find(credentials.bearer or "")
+        if key is not None and key.expires_at is None:
+            self._cache[header] = principal
 
     async def verify_token(self, credentials: Credentials) -> None:
         """Verify a token ahead of `__call__`, which then only looks up the outcome."""
@@ -214,7 +183,7 @@ class Resolver:
         if passport is not None and not self._tokens.is_fresh(passport):
             await self._tokens.verify(passport)
         for token in {credentials.bearer, credentials.api_key}:
-            if token and not self._tokens.is_fresh(token) and self._keys.find_principal(token) is None:
+            if token and not self._tokens.is_fresh(token) and self._keys.find(token) is None:
                 await self._tokens.verify(token)
 
     def _resolve(self, credentials: Credentials) -> Principal:
@@ -243,9 +212,10 @@ class Resolver:
         return self._anonymous
 
     def _resolve_token(self, token: str) -> Principal:
-        principal = self._keys.find_principal(token)
-        if principal is not None:
-            return principal
+        key = self._keys.find(token)
+        if key is not None:
+            key.check_expiry()
+            return key.principal
         if self._tokens is None:
             raise AuthInvalid
         return self._tokens.get_principal(token)

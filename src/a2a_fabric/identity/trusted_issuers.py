@@ -108,6 +108,10 @@ class TrustedTokens:
             del self._outcomes[next(iter(self._outcomes))]
         self._outcomes[key] = outcome
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
     async def aclose(self) -> None:
         for task in (pending := list(self._pending.values())):
             task.cancel()

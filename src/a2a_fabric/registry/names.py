@@ -45,8 +45,12 @@ class ReservedNames:
     """`keys` are the ids of callers with a key; the callers of `issuers` are named `ISSUER:SUBJECT`."""
 
     def __init__(self, *, keys: Iterable[str] = (), issuers: Iterable[str] = (), extra: Iterable[str] = ()) -> None:
+        self._extra = tuple(extra)
+        self.set_callers(keys=keys, issuers=issuers)
+
+    def set_callers(self, *, keys: Iterable[str], issuers: Iterable[str]) -> None:
         issuers = tuple(issuers)
-        self._forms = _forms_of_all([*keys, *issuers, *extra, *ALWAYS_RESERVED])
+        self._forms = _forms_of_all([*keys, *issuers, *self._extra, *ALWAYS_RESERVED])
         self._prefixes = _forms_of_all([*issuers, "psk"])
 
     def reserves(self, name: str, owner: str) -> bool:

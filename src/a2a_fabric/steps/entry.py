@@ -105,8 +105,13 @@ class CallRateLimit:
     """How many calls each principal may make in a minute; None means no limit."""
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.set_rate(per_minute)
+
+    def set_rate(self, per_minute: int | None) -> None:
+        """Every caller begins anew with the new rate."""
         self.per_minute = per_minute
-        self._buckets = None if per_minute is None else TokenBuckets(per_minute, clock)
+        self._buckets = None if per_minute is None else TokenBuckets(per_minute, self._clock)
 
     def count(self, principal_id: str | None, calls: int = 1) -> None:
         """Raises RateLimited."""
@@ -121,15 +126,13 @@ def limit(calls: FairLimit, rate: CallRateLimit | None = None) -> Step:
 
     `rate` is None for calls that were counted before.
     """
-    if rate is not None and rate.per_minute is None:
-        rate = None
 
     def step(inner: Handler) -> Handler:
         async def handle(call: Call, emit: Emit) -> Result:
             caller = call.auth.principal_id
             calls.acquire(caller)
             try:
-                if rate is not None:
+                if rate is not None and rate.per_minute is not None:
                     rate.count(caller)
                 return await inner(call, emit)
             finally:

@@ -21,6 +21,7 @@ from a2a_fabric.core.job import (
     Lease,
     compute_retention_end,
 )
+from a2a_fabric.core.keys import StoredKey
 from a2a_fabric.core.logins import LoginRecord
 from a2a_fabric.core.message import InboxEntry, Message, NewMessage
 from a2a_fabric.core.registration import (
@@ -365,6 +366,43 @@ def number_message(new: NewMessage, number: int, now: float, topic: str | None) 
 
 def build_duplicate_message(new: NewMessage) -> Conflict:
     return Conflict(f"There is a message '{new.message_id[:64]}' already; choose another id")
+
+
+KEY_COLUMNS = "key_id, name, digest, scopes, trust, view, created_at, expires_at, revoked_at, last_used_at, replaced"
+
+
+def to_key_values(key: StoredKey) -> tuple[Any, ...]:
+    """In the order of `KEY_COLUMNS`."""
+    return (
+        key.key_id,
+        key.name,
+        key.digest,
+        " ".join(key.scopes),
+        key.trust,
+        key.view,
+        key.created_at,
+        key.expires_at,
+        key.revoked_at,
+        key.last_used_at,
+        key.replaced,
+    )
+
+
+def key_from_row(row: Row) -> StoredKey:
+    key_id, name, digest, scopes, trust, view, created_at, expires_at, revoked_at, last_used_at, replaced = row
+    return StoredKey(
+        key_id=key_id,
+        name=name,
+        digest=bytes(digest),
+        scopes=tuple(scopes.split()),
+        trust=trust,
+        view=view,
+        created_at=created_at,
+        expires_at=expires_at,
+        revoked_at=revoked_at,
+        last_used_at=last_used_at,
+        replaced=bool(replaced),
+    )
 
 
 LOGIN_COLUMNS = "owner, agent_id, issuer, scopes, secret, created_at, updated_at, revision, listing"

@@ -32,6 +32,7 @@ _MAX_BUFFERED = 100_000
 _WRITE_EVERY = 0.1
 _MAX_RECENT = 2000  # entries that can be read again
 _MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]
+_CAPTURED = {"a2a_fabric": logging.NOTSET, "uvicorn": logging.WARNING, "mcp": logging.WARNING}  # lowest levels
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -126,10 +127,9 @@ class LogWriter:
         level: str = "info",
         buffer_size: int = _MAX_BUFFERED,
     ) -> None:
-        self.level = _LEVELS[level]
         self._stream = stream or sys.stderr
         self._as_text = as_text
-        self.takes_json = not as_text and self.level <= logging.INFO  # whether `write_json` may be used
+        self.set_level(level)
         self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
         self._dropped = 0
         self._stopping = threading.Event()
@@ -140,6 +140,12 @@ class LogWriter:
         self._recent_end = 0  # how many entries there were in all
         self._thread = threading.Thread(target=self._run, name="fabric-log", daemon=True)
         self._thread.start()
+
+    def set_level(self, level: str) -> None:
+        self.level = _LEVELS[level]
+        self.takes_json = not self._as_text and self.level <= logging.INFO  # whether `write_json` may be used
+        for logger in map(logging.getLogger, _CAPTURED):
+            _update_level(logger)
 
     def write(self, entry: LogEntry) -> None:
         if _LEVELS.get(entry.level, logging.CRITICAL) >= self.level:
@@ -218,8 +224,12 @@ class JSONHandler(logging.Handler):
     """Writes log records of the standard library, with the trace of the current call."""
 
     def __init__(self, writer: LogWriter, level: int = logging.NOTSET) -> None:
-        super().__init__(max(level, writer.level))
+        super().__init__(level)
         self._writer = writer
+
+    @property
+    def lowest(self) -> int:
+        return max(self.level, self._writer.level)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -247,8 +257,7 @@ class JSONHandler(logging.Handler):
 @contextmanager
 def capture_log_records(writer: LogWriter) -> Iterator[None]:
     """Write what the node and its libraries log. Afterwards the process logs as before."""
-    levels = {"a2a_fabric": logging.NOTSET, "uvicorn": logging.WARNING, "mcp": logging.WARNING}
-    handlers = {logging.getLogger(name): JSONHandler(writer, level) for name, level in levels.items()}
+    handlers = {logging.getLogger(name): JSONHandler(writer, level) for name, level in _CAPTURED.items()}
     for logger, handler in handlers.items():
         logger.addHandler(handler)
         _update_level(logger)
@@ -262,7 +271,7 @@ def capture_log_records(writer: LogWriter) -> Iterator[None]:
 
 def _update_level(logger: logging.Logger) -> None:
     """Several nodes may run in a process: the logger's level is the lowest that one of them writes."""
-    levels = [handler.level for handler in logger.handlers if isinstance(handler, JSONHandler)]
+    levels = [handler.lowest for handler in logger.handlers if isinstance(handler, JSONHandler)]
     logger.setLevel(min(levels, default=logging.NOTSET))
 
 
@@ -369,7 +378,6 @@ class Telemetry:
         self.metrics = metrics
         self._find_agent = find_agent
         self._payloads = payloads
-        self._uses_templates = log.takes_json and not payloads
         self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
         self._max_rows = _MAX_SPARE_ROWS
         self._pruning: asyncio.Future[None] | None = None
@@ -396,7 +404,7 @@ class Telemetry:
             template = self._make_template(call)
             self._templates[key] = template
         template.tally.add(seconds)
-        if result.fallback is not None or not self._uses_templates:
+        if result.fallback is not None or self._payloads or not self.log.takes_json:
             self._write(call, seconds, result=result)
             return
         parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""

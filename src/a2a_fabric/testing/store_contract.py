@@ -11,6 +11,7 @@ class TestMyStore(StoreContract):
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, Forbidden, JobNotFound
 from a2a_fabric.core.job import Job, JobFilter, summary_from_job
+from a2a_fabric.core.keys import KEYS_TOPIC, NewKey
 from a2a_fabric.core.logins import LoginAttempt, LoginRecord
 from a2a_fabric.core.message import Party, make_extension_part
 from a2a_fabric.core.propagation import new_id
@@ -96,6 +98,77 @@ class LoginStoreContract:
         late = LoginAttempt(attempt_id="late", owner="psk:b", agent_id="x", secret=b"s", expires_at=now - 1)
         await store.logins.add_attempt(late, most=3)
         assert await store.logins.take_attempt("late") is None
+
+
+class KeyStoreContract:
+    """The contract of `Store.keys`."""
+
+    async def test_a_key_comes_back_as_it_was_written_and_its_name_is_taken(self, store: Store) -> None:
+        new = make_new_key("reader", scopes=("agent:percy", "metrics"), trust="org", view="office", lifetime=60.0)
+        added = await store.keys.add(new)
+        assert (added.key_id, added.digest, added.scopes) == (new.key_id, new.digest, ("agent:percy", "metrics"))
+        assert (added.trust, added.view, added.last_used_at, added.replaced) == ("org", "office", None, False)
+        assert added.expires_at == added.created_at + 60.0
+        assert await store.keys.list() == [added]
+        with pytest.raises(Conflict):
+            await store.keys.add(make_new_key("reader"))
+        assert await store.keys.list() == [added]
+
+    async def test_replaced_keys_end_after_the_overlap_and_never_later_than_before(self, store: Store) -> None:
+        with pytest.raises(Conflict):
+            await store.keys.add(make_new_key("reader"), overlap=10.0)
+        first = await store.keys.add(make_new_key("reader"))
+        second = await store.keys.add(make_new_key("reader", lifetime=5.0), overlap=30.0)
+        third = await store.keys.add(make_new_key("reader"), overlap=600.0)
+        rows = {row.key_id: row for row in await store.keys.list()}
+        assert [rows[key.key_id].replaced for key in (first, second, third)] == [True, True, False]
+        assert rows[first.key_id].expires_at == second.created_at + 30.0
+        assert rows[second.key_id].expires_at == second.expires_at
+        assert rows[third.key_id].expires_at is None
+        now = third.created_at
+        assert [rows[key.key_id].describe_state(now) for key in (first, second, third)] == [
+            "ending",
+            "ending",
+            "active",
+        ]
+        await store.keys.add(make_new_key("reader"), overlap=0.0)
+        states = [row.describe_state(time.time() + 1.0) for row in await store.keys.list()]
+        assert states == ["expired", "expired", "expired", "active"]
+
+    async def test_revoking_a_name_ends_all_its_keys_and_revoking_an_id_ends_one(self, store: Store) -> None:
+        first = await store.keys.add(make_new_key("reader"))
+        second = await store.keys.add(make_new_key("reader"), overlap=600.0)
+        other = await store.keys.add(make_new_key("writer"))
+        assert [row.key_id for row in await store.keys.revoke(first.key_id)] == [first.key_id]
+        assert [row.key_id for row in await store.keys.revoke("reader")] == [second.key_id]
+        assert not await store.keys.revoke("reader")
+        assert not await store.keys.revoke("unknown")
+        usable = [row.key_id for row in await store.keys.list() if row.is_usable(time.time())]
+        assert usable == [other.key_id]
+        await store.keys.add(make_new_key("reader"))  # the name is free again
+
+    async def test_the_last_use_only_moves_forward_and_wakes_no_watcher(self, store: Store) -> None:
+        key = await store.keys.add(make_new_key("reader"))
+        with store.notices.watch(KEYS_TOPIC) as handle:
+            await handle.wait(0.0)
+            for moment in (50.0, 40.0):
+                await store.keys.touch({key.key_id: moment, "unknown": 60.0})
+            assert [row.last_used_at for row in await store.keys.list()] == [50.0]
+            await store.keys.revoke("reader")
+            assert await handle.wait(TIMEOUT)
+
+    async def test_keys_of_one_name_that_come_at_once_are_one(self, store: Store) -> None:
+        outcomes = await asyncio.gather(
+            *(store.keys.add(make_new_key("reader")) for _ in range(5)), return_exceptions=True
+        )
+        assert sum(isinstance(each, Conflict) for each in outcomes) == 4
+        assert len(await store.keys.list()) == 1
+
+
+def make_new_key(name: str, **more: Any) -> NewKey:
+    key_id = new_id()
+    fields: dict[str, Any] = {"scopes": ("*",), "digest": hashlib.sha256(key_id.encode()).digest(), **more}
+    return NewKey(key_id=key_id, name=name, **fields)
 
 
 class MessageStoreContract:
@@ -597,6 +670,11 @@ class DescriptionStoreContract:
 
 
 class StoreContract(
-    JobStoreContract, MessageStoreContract, RegistrationStoreContract, DescriptionStoreContract, LoginStoreContract
+    JobStoreContract,
+    MessageStoreContract,
+    RegistrationStoreContract,
+    DescriptionStoreContract,
+    LoginStoreContract,
+    KeyStoreContract,
 ):
     """What every store promises. Subclass it, and add a fixture `store`: an empty store that is open."""

@@ -141,36 +141,39 @@ class WebApp:
         views: Sequence[str] = (),
         pages: Sequence[BaseRoute] = (),
     ) -> None:
-        self._hot_paths: dict[str, ASGIApp] = {}
+        self._doors = doors
+        self._views = views
         self._hot_routes = [route for door in doors for route in door.hot_routes]
-        self._wrap_hot = token_middleware.wrap if token_middleware is not None else lambda app: app
-        self._websockets: dict[str, ASGIApp] = {}
         readiness = Readiness(check_store)
-        routes: list[BaseRoute] = [Route("/", _serve_front_page, methods=["GET"]), readiness.route, *pages]
-        for door in doors:
-            self._hot_paths.update(door.hot)
-            self._websockets.update(door.sockets)
-            routes.extend(door.routes)
         self._callbacks = callbacks or Callbacks()
-        routes.append(make_callback_route(self._callbacks, body_bytes))
-        self._default_app: ASGIApp = self._route
-        if token_middleware is not None:
-            self._hot_paths = {path: self._wrap_hot(app) for path, app in self._hot_paths.items()}
-            self._websockets = {path: token_middleware.wrap(app) for path, app in self._websockets.items()}
-            self._default_app = token_middleware.wrap(self._route)
-            routes[:0] = token_middleware.routes
+        self._routes: list[BaseRoute] = [
+            Route("/", _serve_front_page, methods=["GET"]),
+            readiness.route,
+            *pages,
+            *(route for door in doors for route in door.routes),
+            make_callback_route(self._callbacks, body_bytes),
+        ]
+        self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
+        # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
+        self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {}
+        self.set_token_middleware(token_middleware)
+
+    def set_token_middleware(self, token_middleware: TokenMiddleware | None) -> None:
+        """Put it in front of everything from now on. Nodes that trust no issuer have none, and pay nothing for it."""
+        self._wrap: Callable[[ASGIApp], ASGIApp] = _keep if token_middleware is None else token_middleware.wrap
+        self._hot_paths = {path: self._wrap(app) for door in self._doors for path, app in door.hot.items()}
+        self._websockets = {path: self._wrap(app) for door in self._doors for path, app in door.sockets.items()}
+        self._default_app = self._wrap(self._route)
         self._hot_paths |= {
             f"{VIEWS_PATH}{name}{path}": _serve_view(name, path, app)
-            for name in views
+            for name in self._views
             for path, app in self._hot_paths.items()
         }
-        self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
-        self._router = Router(routes, redirect_slashes=False)
+        own_routes = [] if token_middleware is None else token_middleware.routes
+        self._router = Router([*own_routes, *self._routes], redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
-        # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
-        self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {
-            path.encode(): (path, app) for path, app in self._hot_paths.items()
-        }
+        self.hot_urls.clear()  # in place: the server has it
+        self.hot_urls.update((path.encode(), (path, app)) for path, app in self._hot_paths.items())
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:
@@ -226,7 +229,7 @@ class WebApp:
 
     def _add_hot_url(self, scope: Any, route: Any) -> None:
         """From now on the server dispatches requests for this path itself, if it was sent without escapes or query."""
-        path, app = scope["path"], self._wrap_hot(_with_path_params(route.app, scope["path_params"]))
+        path, app = scope["path"], self._wrap(_with_path_params(route.app, scope["path_params"]))
         url = path.encode()
         if scope.get("raw_path") != url or scope.get("query_string") or len(path) > _MAX_FOUND_PATH:
             return
@@ -234,6 +237,10 @@ class WebApp:
             for found in [url for url, (path, _) in self.hot_urls.items() if path not in self._hot_paths]:
                 del self.hot_urls[found]
         self.hot_urls[url] = path, app
+
+
+def _keep(app: ASGIApp) -> ASGIApp:
+    return app
 
 
 def _with_path_params(app: ASGIApp, path_params: Mapping[str, Any]) -> ASGIApp:

@@ -1,7 +1,7 @@
 """The server process: sockets, signals, and a shutdown that lets running calls finish.
 
 The first SIGINT or SIGTERM stops accepting connections and waits for the calls in
-flight; the second stops at once."""
+flight; the second stops at once. SIGHUP reads the configuration again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,13 +133,16 @@ class HttpServer(uvicorn.Server):
         """Signals are handled in `run_until_stopped`."""
         yield
 
-    async def run_until_stopped(self) -> None:
+    async def run_until_stopped(self, on_hangup: Callable[[], None] | None = None) -> None:
         """Serve until a signal or `stop`."""
         loop = asyncio.get_running_loop()
-        handled_signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+        handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
+        if on_hangup is not None and sys.platform != "win32":
+            handlers[signal.SIGHUP] = on_hangup
+        handled_signals = tuple(handlers)
         try:
-            for number in handled_signals:
-                loop.add_signal_handler(number, self.stop)
+            for number, handler in handlers.items():
+                loop.add_signal_handler(number, handler)
         except (NotImplementedError, RuntimeError, ValueError):
             handled_signals = ()  # not the main thread: the starting code calls `stop`
         _freeze_startup_objects()

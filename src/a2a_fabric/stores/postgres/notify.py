@@ -18,6 +18,7 @@ import asyncpg
 import msgspec
 
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.keys import KEYS_TOPIC
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
@@ -86,6 +87,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 _VERSIONS = "SELECT job_id, version FROM a2a_fabric.jobs WHERE job_id = ANY($1::text[])"
 _REVISION = "SELECT max(revision) FROM a2a_fabric.agents"
+_KEYS_REVISION = "SELECT max(revision) FROM a2a_fabric.keys"
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
 _NONEMPTY_INBOXES = f"""
 SELECT name FROM unnest($1::text[]) AS name WHERE EXISTS (
@@ -203,11 +205,13 @@ class PostgresChangePoller:
             log.warning("ended %d hung transactions of a node that stopped reading", row[0])
 
     async def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
-        """The versions of the watched jobs, and the revision of the registrations."""
+        """The versions of the watched jobs, and the revisions of registrations and keys."""
         ids = ids_from_topics(topics, job_topic(""))
         signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
         if ids:
             signatures |= {job_topic(row[0]): row[1] for row in await self._connections.read(_VERSIONS, ids)}
         if AGENTS_TOPIC in topics:
             signatures[AGENTS_TOPIC] = tuple(await self._connections.read_one(_REVISION) or ())
+        if KEYS_TOPIC in topics:
+            signatures[KEYS_TOPIC] = tuple(await self._connections.read_one(_KEYS_REVISION) or ())
         return signatures

@@ -17,6 +17,7 @@ from a2a_fabric.stores.postgres.archive import PostgresArchive
 from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect, migrate
 from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
+from a2a_fabric.stores.postgres.keys import PostgresKeys
 from a2a_fabric.stores.postgres.logins import PostgresLogins
 from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
@@ -48,6 +49,7 @@ class PostgresStore:
         self.descriptions = PostgresDescriptions(connections)
         self.messages = PostgresMessages(connections)
         self.logins = PostgresLogins(connections)
+        self.keys = PostgresKeys(connections)
         self.archive = PostgresArchive(connections)
         listener = NotifyListener(connections, listen_address, self.notices) if listen_address is not None else None
         coroutines = [self._notify_sender.run(), PostgresChangePoller(connections, self.notices, listener).run()]

@@ -149,7 +149,7 @@ class PostgresTransaction:
 
 
 _LOCK_NAMESPACE = 0x0A2AFAB  # keeps our advisory locks apart from those of other programs in this database
-MIGRATION_LOCK, CLAIM_LOCK, AGENTS_LOCK = 1, 2, 3
+MIGRATION_LOCK, CLAIM_LOCK, AGENTS_LOCK, KEYS_LOCK = 1, 2, 3, 4
 
 
 def build_lock_query(lock_id: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from a2a_fabric.core.errors import StoreError
+from a2a_fabric.core.keys import KEYS_TOPIC
 from a2a_fabric.core.ports import StorePlugin
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, StoreStatus, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
@@ -37,6 +38,7 @@ from a2a_fabric.stores.sqlite.database import (
     Writer,
 )
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
+from a2a_fabric.stores.sqlite.keys import SqliteKeys
 from a2a_fabric.stores.sqlite.logins import SqliteLogins
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from a2a_fabric.stores.sqlite.registrations import SqliteDescriptions, SqliteHealthLog, SqliteRegistrations
@@ -52,6 +54,7 @@ _VERSIONS = "SELECT job_id, version FROM jobs WHERE job_id IN (SELECT value FROM
 _LAST_ENTRY = "SELECT max(entry) FROM inbox_entries"
 _FILLED_INBOXES = "SELECT DISTINCT inbox FROM inbox_entries WHERE entry > ?"
 _REVISION = "SELECT max(revision) FROM agents"
+_KEYS_REVISION = "SELECT max(revision) FROM keys"
 
 
 class _SqlitePorts:
@@ -77,6 +80,7 @@ class _SqlitePorts:
         self.descriptions = SqliteDescriptions(writer, self.reader)
         self.messages = SqliteMessages(writer, self.reader, clock)
         self.logins = SqliteLogins(writer, self.reader, clock)
+        self.keys = SqliteKeys(writer, self.reader)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
 
@@ -178,7 +182,7 @@ class SqliteChangePoller:
         self._data_version = version  # last: after a failed read the next poll looks again
 
     def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
-        """The versions of the watched jobs, and the revision of the registrations."""
+        """The versions of the watched jobs, and the revisions of registrations and keys."""
         ids = ids_from_topics(topics, job_topic(""))
         signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
         if ids:
@@ -188,6 +192,8 @@ class SqliteChangePoller:
             }
         if AGENTS_TOPIC in topics:
             signatures[AGENTS_TOPIC] = self._reader.fetch_one(_REVISION)
+        if KEYS_TOPIC in topics:
+            signatures[KEYS_TOPIC] = self._reader.fetch_one(_KEYS_REVISION)
         return signatures
 
     def _read_filled_inboxes(self) -> list[str]:
