@@ -150,6 +150,30 @@ async def test_a_user_interface_calls_and_reads_by_the_names_of_its_server_if_on
 
 
 @ERAS
+@pytest.mark.parametrize("path", ["/mcp", "/agents/ann/mcp"])
+async def test_a_user_interface_finds_a_tool_that_the_operator_renamed(mode: str, path: str) -> None:
+    async with serving(make=lambda: make("ann")) as server:
+        choice = {
+            "rename": {"refresh": "update"},
+            "derive": {"renew": {"from": "refresh"}},
+            "exclude": ["get_time"],
+        }
+        manifest = {"agent_id": "ann", "runtime": "mcp", "endpoint": {"uri": server.url}, "tools": choice}
+        async with running(manifests=[manifest]) as node:
+
+            async def is_listed() -> bool:
+                async with client(node, "legacy") as connected:
+                    return "ann_update" in await list_metas(connected)
+
+            await eventually(is_listed)
+            async with client(node, mode, path=path) as connected:
+                assert words(await connected.call_tool("refresh", {})) == "refreshed ann"
+                for name in ("get_time", "explain_not"):  # what the operator left out stays out
+                    with pytest.raises(MCPError, match="Unknown tool"):
+                        await connected.call_tool(name, {})
+
+
+@ERAS
 async def test_a_name_that_several_servers_have_names_the_candidates(node: Node, mode: str) -> None:
     async with client(node, mode) as connected:
         refused = await connected.call_tool("refresh", {})

@@ -20,6 +20,7 @@ import msgspec
 
 from a2a_fabric.core.agent import (
     LOGIN_CAPABILITY,
+    Capability,
     Manifest,
     Status,
     is_imported,
@@ -529,6 +530,11 @@ class Registry:
         completion = self._completions.get(declared.agent_id)
         is_valid = completion is not None and _is_same_declaration(completion[0], declared)
         return completion[1] if completion is not None and is_valid else declared
+
+    def find_own_name(self, manifest: Manifest, capability: Capability) -> str | None:
+        """The agent's own name of a tool in the catalog; None for a tool that the operator made from another one."""
+        translation = self.catalog.translations.get(manifest.agent_id)
+        return capability.name if translation is None else translation.find_own_name(capability.name)
 
     def holds_back_from(self, owner: str, manifest: Manifest) -> bool:
         """Whether tools are held back because they changed since this caller, which is signed in, was offered them."""

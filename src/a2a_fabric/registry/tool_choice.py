@@ -73,6 +73,15 @@ class ToolTranslation:
 
         return handle
 
+    def find_own_name(self, name: str) -> str | None:
+        """The agent's own name of a listed tool; None for a tool that the operator made from another one."""
+        if any(normalize_name(derived) == normalize_name(name) for derived in self._choice.derive):
+            return None
+        try:
+            return self._find_origin(name).name
+        except CapabilityNotFound:
+            return None
+
     def list_names(self, own_names: Collection[str]) -> list[str]:
         """The names in the catalog (normalized) that lead to these tools of the agent."""
         own_keys = set(map(normalize_name, own_names))

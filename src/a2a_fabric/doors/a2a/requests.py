@@ -6,7 +6,12 @@ or in the message. An extension that both name is active for the request, and th
 
 Parameters of every dialect are parsed into one set of structs; unknown fields stay in the raw message. Field names may
 also be written in snake case (`task_id` for `taskId`), as JSON of protos allows. Only fields of the protocol are
-converted; keys inside free data belong to the sender. Only required fields are checked here."""
+converted; keys inside free data belong to the sender. Only required fields are checked here.
+
+Messages have structs of their own here, beside those for replies in `protocols.a2a.decode`: a request is refused with the
+name of the wrong field (an id that is missing or too long, a negative count), which msgspec reads off the types, whereas
+a reply is read as far as it makes sense, and no limit for callers may make an agent's reply unreadable. One type cannot
+declare both. Parts have no such limits, so both directions share `WirePart`."""
 
 from __future__ import annotations
 

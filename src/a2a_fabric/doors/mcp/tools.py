@@ -308,7 +308,12 @@ class ToolCatalog(Protocol):
 class _ToolTable:
     """The tools of one state of the catalog, by each of their names."""
 
-    def __init__(self, items: Sequence[CatalogTool], settings: ToolListSettings) -> None:
+    def __init__(
+        self,
+        items: Sequence[CatalogTool],
+        settings: ToolListSettings,
+        find_own_name: Callable[[Manifest, Capability], str | None] = lambda _, capability: capability.name,
+    ) -> None:
         self.agent_tools = [item for item in items if not item.manifest.is_tool]
         self.builtin_tools = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
         self.by_name: dict[str, CatalogTool] = {}
@@ -322,7 +327,9 @@ class _ToolTable:
         self.by_own_name: dict[str, list[CatalogTool]] = {}
         for item in items:
             if item.manifest.agent_id in with_ui and may_app_call(item.capability.metadata):
-                self.by_own_name.setdefault(item.capability.name, []).append(item)
+                own_name = find_own_name(item.manifest, item.capability)
+                if own_name is not None:
+                    self.by_own_name.setdefault(own_name, []).append(item)
         self.lists: dict[tuple[Any, ...], ToolList] = {}
         self.described: dict[int, dict[str, Any]] = {}  # by the id of an item, which the lists share
         self.without_header_params: dict[str, bool] = {}
@@ -557,7 +564,7 @@ class GatewayToolCatalog:
             for key, (m, c) in offers.items()
         ]
         names = {**remember_names(assigned, self._assigned_names), **operation_names}
-        return _ToolTable(items, self._settings), names
+        return _ToolTable(items, self._settings, self._gateway.registry.find_own_name), names
 
 
 def _measure_lists(lists: Iterable[ToolList]) -> int:
@@ -591,7 +598,7 @@ def _name_words(manifest: Manifest, capability: Capability) -> str:
 
 
 class AgentToolCatalog:
-    """The capabilities of one agent, under their own names."""
+    """The capabilities of one agent, under the names in the catalog, and for user interfaces under the agent's own."""
 
     has_job_tools = False
 
@@ -619,7 +626,7 @@ class AgentToolCatalog:
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         manifest = self._get_manifest(principal)
-        capability = manifest.find_capability(name)
+        capability = self._find_capability(manifest, name)
         if find_refusal(principal, manifest, name if capability is None else capability.name) is not None:
             raise forbidden_tool(name, principal)
         if capability is None:
@@ -630,16 +637,16 @@ class AgentToolCatalog:
         return self._operations.prepare_tool(CallableTool(manifest=manifest, capability=capability), name, raw)
 
     def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
-        capability = self._get_manifest(principal).find_capability(name)
+        capability = self._find_capability(self._get_manifest(principal), name)
         return None if capability is None else to_input_schema(capability.input_schema)
 
     def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
-        capability = self._get_manifest(principal).find_capability(name)
+        capability = self._find_capability(self._get_manifest(principal), name)
         return self._agent_id, name if capability is None else capability.name
 
     def has_no_header_params(self, name: str) -> bool:
         manifest = self._gateway.registry.get_agent(self._agent_id)
-        capability = manifest.find_capability(name)
+        capability = self._find_capability(manifest, name)
         return not manifest.wants_login and (capability is None or _declares_no_header(capability))
 
     def list_source_agents(self) -> Sequence[Manifest]:
@@ -650,6 +657,15 @@ class AgentToolCatalog:
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
         visible = narrow_manifest(principal, self._get_manifest(principal))
         return [] if visible is None else [visible]
+
+    def _find_capability(self, manifest: Manifest, name: str) -> Capability | None:
+        """By the name in the catalog; a user interface of the agent finds a tool that was renamed by its own name."""
+        capability = manifest.find_capability(name)
+        if capability is not None or all(find_ui_uri(each.metadata) is None for each in manifest.capabilities):
+            return capability
+        find_own_name = self._gateway.registry.find_own_name
+        renamed = (each for each in manifest.capabilities if may_app_call(each.metadata))
+        return next((each for each in renamed if find_own_name(manifest, each) == name), None)
 
     def _get_manifest(self, principal: Principal) -> Manifest:
         """What the agent offers this caller, whether it may call that or not."""
