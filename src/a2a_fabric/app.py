@@ -169,66 +169,16 @@ class Fabric:
         await self._lifetimes.aclose()
 
     def _build(self, stack: AsyncExitStack) -> None:
+        """All parts of the node, each after those that it needs."""
         config = self.config
         self.telemetry = self._build_telemetry(stack)
         registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
         registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)
-        health = HealthTracker(config.health, on_change=self.telemetry.record_status_change)
-        self._nodes = nodes = NodeAgents(self._is_node, self._connect_host, health)
-        self._all_sources = [*self._sources, registered_agents, nodes]  # what is declared comes first, and wins
-        reserved = ReservedNames(extra=(config.node_id,))
-        self._authentication.reserve_names(reserved)
-        self._stored_keys = StoredKeysFollower(
-            self.store.keys,
-            self.store.notices,
-            self._authentication.keys,
-            self._authentication.find_view,
-            lambda: self._authentication.reserve_names(reserved),
-        )
-        self.registry = Registry(
-            self._all_sources,
-            tool_manifests(config.tools),
-            health,
-            registered_agents,
-            reserved,
-            self._memory,
-            pin_tools=config.pin_tools,
-            first_list_timeout=config.health.first_list_timeout,
-        )
-        self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
-        self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
-        self._login_listings = LoginListings(
-            self.store.logins, self.registry.listings, config.health.first_list_timeout, self._learn_listing
-        )
-        self.registry.load_listings = self._login_listings.load
-        self._callbacks = Callbacks(config.public_url)
-        self.logins = build_logins(
-            self.store.logins,
-            self._environ,
-            self._find_login_target,
-            lambda: self._callbacks.browser_url,
-            self._login_listings,
-            stack,
-            in_memory=self.store_address.startswith("memory:"),
-        )
-        self.logins.add_listener(self._close_principal_session)
-        self.registry.listings.add_listener(lambda _: self._prompts_and_resources.notify_changed())
+        reserved = self._reserve_names()
+        self._build_registry(registered_agents, reserved)
+        self._build_logins(stack)
         self.runtime_pool = self._build_runtime_pool(stack)
-        self._history = HealthHistory(self.store.health, config.health, config.node_id)
-        self.registry.health.add_listener(self._history.record)
-        self._leases = LeaseExpirer(self.store.registrations, registered_agents, self.registry.health)
-        self._health_monitor = HealthMonitor(
-            self.registry,
-            self.runtime_pool.load_runtime,
-            config.health,
-            self._history.record,
-            self.runtime_pool.record_probe,
-            config.registration.max_bytes,
-        )
-        self.registry.add_listener(self.runtime_pool.on_catalog_changed)
-        self.registry.add_listener(self._health_monitor.on_catalog_changed)
-        self.registry.add_listener(nodes.on_catalog_changed)
-        self.registry.add_listener(self.telemetry.on_catalog_changed)
+        self._build_health(registered_agents)
         self.gateway = self._build_gateway()
         self.gateway.notice_sources.append(
             lambda principal: self.registry.list_tool_notices() if administers(principal) else ()
@@ -254,6 +204,82 @@ class Fabric:
         )
         self._build_messaging(registrar)
         self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins)
+        self._build_web(stack)
+        self._register_settings(reserved)
+
+    def _reserve_names(self) -> ReservedNames:
+        """Those of the node, of keys and of issuers, also of keys that are added to the store later."""
+        reserved = ReservedNames(extra=(self.config.node_id,))
+        self._authentication.reserve_names(reserved)
+        self._stored_keys = StoredKeysFollower(
+            self.store.keys,
+            self.store.notices,
+            self._authentication.keys,
+            self._authentication.find_view,
+            lambda: self._authentication.reserve_names(reserved),
+        )
+        return reserved
+
+    def _build_registry(self, registered_agents: StoredAgents, reserved: ReservedNames) -> None:
+        config = self.config
+        health = HealthTracker(config.health, on_change=self.telemetry.record_status_change)
+        self._nodes = NodeAgents(self._is_node, self._connect_host, health)
+        self._all_sources = [*self._sources, registered_agents, self._nodes]  # what is declared comes first, and wins
+        self.registry = Registry(
+            self._all_sources,
+            tool_manifests(config.tools),
+            health,
+            registered_agents,
+            reserved,
+            self._memory,
+            pin_tools=config.pin_tools,
+            first_list_timeout=config.health.first_list_timeout,
+        )
+        self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
+        self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
+        gauges = AgentGauges(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
+        self.telemetry.metrics.add_source(gauges.render)
+
+    def _build_logins(self, stack: AsyncExitStack) -> None:
+        self._login_listings = LoginListings(
+            self.store.logins, self.registry.listings, self.config.health.first_list_timeout, self._learn_listing
+        )
+        self.registry.load_listings = self._login_listings.load
+        self._callbacks = Callbacks(self.config.public_url)
+        self.logins = build_logins(
+            self.store.logins,
+            self._environ,
+            self._find_login_target,
+            lambda: self._callbacks.browser_url,
+            self._login_listings,
+            stack,
+            in_memory=self.store_address.startswith("memory:"),
+        )
+        self.logins.add_listener(self._close_principal_session)
+        self.registry.listings.add_listener(lambda _: self._prompts_and_resources.notify_changed())
+
+    def _build_health(self, registered_agents: StoredAgents) -> None:
+        """What watches the agents, and what hears of changes in the catalog."""
+        config = self.config
+        self._history = HealthHistory(self.store.health, config.health, config.node_id)
+        self.registry.health.add_listener(self._history.record)
+        self._leases = LeaseExpirer(self.store.registrations, registered_agents, self.registry.health)
+        self._health_monitor = HealthMonitor(
+            self.registry,
+            self.runtime_pool.load_runtime,
+            config.health,
+            self._history.record,
+            self.runtime_pool.record_probe,
+            config.registration.max_bytes,
+        )
+        self.registry.add_listener(self.runtime_pool.on_catalog_changed)
+        self.registry.add_listener(self._health_monitor.on_catalog_changed)
+        self.registry.add_listener(self._nodes.on_catalog_changed)
+        self.registry.add_listener(self.telemetry.on_catalog_changed)
+
+    def _build_web(self, stack: AsyncExitStack) -> None:
+        """Authentication, the doors, and the application that mounts them."""
+        config = self.config
         self._tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         stack.push_async_callback(self._tunnel_client.aclose)
         stack.push_async_callback(self._authentication.aclose)
@@ -270,9 +296,6 @@ class Fabric:
             [view.name for view in config.views],
             LoginPages(self.logins, config.node_id).routes,
         )
-        gauges = AgentGauges(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
-        self.telemetry.metrics.add_source(gauges.render)
-        self._register_settings(reserved)
 
     def _register_settings(self, reserved: ReservedNames) -> None:
         """The settings that can change while the node runs."""

@@ -8,10 +8,10 @@ Parameters of every dialect are parsed into one set of structs; unknown fields s
 also be written in snake case (`task_id` for `taskId`), as JSON of protos allows. Only fields of the protocol are
 converted; keys inside free data belong to the sender. Only required fields are checked here.
 
-Messages have structs of their own here, beside those for replies in `protocols.a2a.decode`: a request is refused with the
-name of the wrong field (an id that is missing or too long, a negative count), which msgspec reads off the types, whereas
-a reply is read as far as it makes sense, and no limit for callers may make an agent's reply unreadable. One type cannot
-declare both. Parts have no such limits, so both directions share `WirePart`."""
+Messages have structs of their own here, beside those for replies in `protocols.a2a.decode`. A request is refused with
+the name of the wrong field (an id that is missing or too long, a negative count), which msgspec reads off the types. A
+reply is read as far as it makes sense, and no limit for callers may make it unreadable. One type cannot declare both.
+Parts have no such limits, so both directions share `WirePart`."""
 
 from __future__ import annotations
 
