@@ -15,6 +15,8 @@ from a2a_fabric.core.errors import AgentOffline, CapabilityNotFound, UpstreamInt
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.probing.addresses import detect, probe_address
 from a2a_fabric.runtimes.mcp.runtime import McpRuntime
+from a2a_fabric.runtimes.mcp.sse import McpSseTransport
+from a2a_fabric.runtimes.mcp.transports import McpHttpTarget, RpcRequest
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.mcp_servers import asking
 from tests.fixtures.mcp_servers.sse_serving import serving_raw, serving_sse
@@ -133,3 +135,63 @@ async def test_a_server_that_goes_away_interrupts_its_calls_and_is_found_again(
 async def test_an_error_of_its_tool_is_the_answer(servers: Servers) -> None:
     server = await servers.real()
     assert "too wet" in str(await failure_of(server(call_of("fail", reason="too wet"), ignore_event), UpstreamRefused))
+
+
+class Replies:
+    """What a transport hands over."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self.failures: list[Any] = []
+
+    async def receive(self, message: Any, request: RpcRequest | None) -> None:
+        self.received.put_nowait(message.id)
+
+    def fail(self, request: RpcRequest, error: Any) -> None:
+        self.failures.append(error)
+
+
+async def test_a_server_may_hold_the_post_of_a_request_for_as_long_as_it_works() -> None:
+    """Other messages have a time of their own, and are posted though the server holds as many requests as there are."""
+    held = asyncio.Event()
+    notified: asyncio.Queue[bytes] = asyncio.Queue()
+    streams: list[asyncio.StreamWriter] = []
+    closed_early: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: endpoint\ndata: /m\n\n")
+            streams.append(writer)
+            await reader.read()
+        else:
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            if b'"id"' not in body:
+                notified.put_nowait(body)
+                closed_early.append(await reader.read())  # never answered: the client gives up
+            else:
+                await held.wait()
+                writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    target = McpHttpTarget(
+        uri=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/sse", headers={}, reply_bytes=9999
+    )
+    http, replies = OutboundClient(), Replies()
+    transport = McpSseTransport(target, http, post_timeout=0.05)
+    async with asyncio.timeout(WAIT_TIMEOUT), server, transport.open(replies, lambda: None):
+        requests = [RpcRequest(number, "tools/call", None, None) for number in range(40)]
+        bodies = [b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % each.id for each in requests]
+        posts = [transport.start("tools/call", body, {}, each) for body, each in zip(bodies, requests, strict=True)]
+        note = transport.start("notifications/cancelled", b'{"jsonrpc":"2.0","method":"notifications/cancelled"}', {})
+        assert b"cancelled" in await notified.get()
+        await note
+        assert not any(post.done() for post in posts)
+        streams[0].write(b'data: {"jsonrpc":"2.0","id":7,"result":{}}\n\n')
+        assert await replies.received.get() == 7
+        held.set()
+        await asyncio.gather(*posts)
+        assert replies.failures == []
+    await http.aclose()

@@ -3,7 +3,11 @@
 One long-lived `GET` brings everything that the server says. Its first event names the address to which messages are
 posted; an address at another host is refused, because the messages carry the manifest's credentials. The transport
 uses the node's own HTTP client, so addresses are guarded and events are bounded. As in the other transports, a message
-that could not be posted is answered in the server's place, and the session stays open."""
+that could not be posted is answered in the server's place, and the session stays open.
+
+Some servers answer a POST only when they have done the work, and stop working if it is closed. So the POST of a request
+stays open until the request has ended, which its caller's deadline bounds. It takes no place from the messages that are
+not requests, such as answers and cancellations."""
 
 from __future__ import annotations
 
@@ -32,10 +36,12 @@ from a2a_fabric.runtimes.upstream import redact_url
 _log = logging.getLogger(__name__)
 
 _ENDPOINT_TIMEOUT = 10.0  # seconds until the server must have named the address for messages
-_POST_TIMEOUT = 30.0
+_POST_TIMEOUT = 30.0  # of a message that is not a request
+_REQUEST_TIMEOUT = 24 * 3600.0  # more than any call may take: the deadline of the call ends it
 _MAX_REPLY_BYTES = 64 * 1024  # of the reply to a posted message, which says nothing of interest
 _MAX_ENDPOINT_LENGTH = 4096
-_MAX_POSTS = 32  # at a time
+_MAX_POSTS = 32  # of messages that are not requests, at a time
+_MAX_REQUESTS = 256  # at a time
 _MAX_LOGGED_EVENTS = 10
 
 
@@ -44,17 +50,19 @@ class McpSseTransport:
 
     cancels_by_closing = False
 
-    def __init__(self, target: McpHttpTarget, http: HTTPClient) -> None:
+    def __init__(self, target: McpHttpTarget, http: HTTPClient, post_timeout: float = _POST_TIMEOUT) -> None:
         self.is_ending = False
         self._receiver: McpReceiver  # set when it is open, as is the address for messages
         self._address: str
         self._target = target
         self._http = http  # belongs to the node
+        self._post_timeout = post_timeout
         self._server = f"The MCP server at {redact_url(target.uri)}"
         self._end_reason: str | None = None
         self._invalid_events = 0
         self._posts: set[asyncio.Task[None]] = set()
         self._post_slots = asyncio.Semaphore(_MAX_POSTS)
+        self._request_slots = asyncio.Semaphore(_MAX_REQUESTS)
 
     @property
     def end_reason(self) -> str:
@@ -75,7 +83,7 @@ class McpSseTransport:
     def start(
         self, method: str, body: bytes, headers: Mapping[str, str], request: RpcRequest | None = None
     ) -> asyncio.Task[None]:
-        """Each message has a task of its own: some servers answer a POST only when they have done the work."""
+        """Each message has a task of its own. The caller cancels that of a request when the request has ended."""
         task = asyncio.get_running_loop().create_task(self._post(body, request))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
@@ -138,10 +146,13 @@ class McpSseTransport:
 
     async def _post(self, body: bytes, request: RpcRequest | None) -> None:
         headers = {"content-type": "application/json", **self._target.headers, **(call_headers.get() or {})}
+        slots, timeout = (
+            (self._post_slots, self._post_timeout) if request is None else (self._request_slots, _REQUEST_TIMEOUT)
+        )
         try:
-            async with self._post_slots:
+            async with slots:
                 reply = await self._http.request(
-                    "POST", self._address, headers=headers, body=body, timeout=_POST_TIMEOUT, limit=_MAX_REPLY_BYTES
+                    "POST", self._address, headers=headers, body=body, timeout=timeout, limit=_MAX_REPLY_BYTES
                 )
             if 200 <= reply.status < 300:
                 return

@@ -104,7 +104,12 @@ class _RpcRequestCycle(_RpcCycle):
         return await super().receive_body(shortcut, _UNAUTHENTICATED_BODY_BYTES if self._is_refused else limit)
 
     async def answer(self, body: bytes) -> HttpReply | EventStream | None:
-        request = parse_request(body)
+        try:
+            request = parse_request(body)
+        except RpcProtocolError:
+            if self._is_refused:
+                super().identify()  # raises why: what a stranger sends is not judged
+            raise
         if request.method.startswith("a2a/") and self._has_directory:
             self._directory_body = body
             return None
