@@ -183,7 +183,7 @@ async def test_a_server_may_hold_the_post_of_a_request_for_as_long_as_it_works()
     transport = McpSseTransport(target, http, post_timeout=0.05)
     async with asyncio.timeout(WAIT_TIMEOUT), server, transport.open(replies, lambda: None):
         requests = [RpcRequest(number, "tools/call", None, None) for number in range(40)]
-        bodies = [b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % each.id for each in requests]
+        bodies = [b'{"jsonrpc":"2.0","id":%d,"method":"tools/call"}' % number for number in range(40)]
         posts = [transport.start("tools/call", body, {}, each) for body, each in zip(bodies, requests, strict=True)]
         note = transport.start("notifications/cancelled", b'{"jsonrpc":"2.0","method":"notifications/cancelled"}', {})
         assert b"cancelled" in await notified.get()
