@@ -73,6 +73,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime_factory": {
         "config",
         "core",
+        "identity.settings",
         "logins.oauth",
         "outbound",
         "plugins",

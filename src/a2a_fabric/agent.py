@@ -48,6 +48,7 @@ from a2a_fabric.core.call import (
     parts_from_input,
 )
 from a2a_fabric.core.errors import CapabilityNotFound, FabricError, OperatorText, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.forwarding import IdentityVerifier
 from a2a_fabric.core.result import Result
 
 F = TypeVar("F", bound=Function)
@@ -86,10 +87,17 @@ class _CapabilityFunction:
 
 
 class Agent:
-    """An id and the functions that make it up. `about` takes any other field of the manifest: version, tags, …"""
+    """An id and the functions that make it up. `about` takes any other field of the manifest: version, tags, …
 
-    def __init__(self, agent_id: str, *, description: str = "", **about: Any) -> None:
+    With `verify`, such as `a2a_fabric.identity.NodeIdentityVerifier`, the agent answers only calls that a trusted node
+    has signed. A node in the same process may call it without.
+    """
+
+    def __init__(
+        self, agent_id: str, *, description: str = "", verify: IdentityVerifier | None = None, **about: Any
+    ) -> None:
         self.agent_id = agent_id
+        self.verifier = verify
         self._about = {"agent_id": agent_id, "description": description, **about}
         self._functions: dict[str, _CapabilityFunction] = {}
         self.app = HTTPApp(self)  # ASGI: mount it anywhere, or let `run` serve it

@@ -45,7 +45,9 @@ from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
 from a2a_fabric.messages.messages import Messages
 from a2a_fabric.node_setup import (
     Authentication,
+    LazyNodeKeys,
     build_logins,
+    build_trusted_nodes,
     list_token_issuers,
     list_view_warnings,
     open_log_writer,
@@ -77,7 +79,7 @@ from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
-from a2a_fabric.runtime_factory import DEFAULT_KIND, RuntimeFactory, resolve_runtime_kind
+from a2a_fabric.runtime_factory import DEFAULT_KIND, NodeIdentity, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
@@ -91,6 +93,7 @@ from a2a_fabric.tools.spec import Toolbox
 from a2a_fabric.tools.validator_process import find_first_error
 from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import WebApp
+from a2a_fabric.web.identity_middleware import IdentityMiddleware, make_jwks_route
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +180,8 @@ class Fabric:
         reserved = self._reserve_names()
         self._build_registry(registered_agents, reserved)
         self._build_logins(stack)
+        self._node_keys = LazyNodeKeys(config, self._base, self._environ)
+        self._node_identity = NodeIdentity(config.identity, self._node_keys.load_signer)
         self.runtime_pool = self._build_runtime_pool(stack)
         self._build_health(registered_agents)
         self.gateway = self._build_gateway()
@@ -283,7 +288,9 @@ class Fabric:
         self._tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         stack.push_async_callback(self._tunnel_client.aclose)
         stack.push_async_callback(self._authentication.aclose)
-        self._identify = self._authentication.build_resolver(self.telemetry.metrics.count_auth_attempt)
+        resolver = self._authentication.build_resolver(self.telemetry.metrics.count_auth_attempt)
+        trusted_nodes = build_trusted_nodes(config, resolver, self._base, stack)
+        self._identify = trusted_nodes or resolver
         self.doors = [self._build_door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
         self.app = WebApp(
@@ -294,7 +301,8 @@ class Fabric:
             self._authentication.build_token_middleware(),
             self._check_store,
             [view.name for view in config.views],
-            LoginPages(self.logins, config.node_id).routes,
+            [*LoginPages(self.logins, config.node_id).routes, make_jwks_route(self._node_keys.list_public)],
+            None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, config.limits.body_bytes).wrap,
         )
 
     def _register_settings(self, reserved: ReservedNames) -> None:
@@ -391,6 +399,7 @@ class Fabric:
             self._reach,
             self._on_runtime_identified,
             self.logins,
+            self._node_identity,
         )
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(
@@ -402,6 +411,7 @@ class Fabric:
             share=limits.share_per_caller,
             drain_timeout=limits.drain_seconds,
             probe_timeout=self.config.health.timeout,
+            is_signed=self._node_identity.is_signed,
         )
         stack.push_async_callback(pool.aclose)
         return pool
@@ -433,11 +443,14 @@ class Fabric:
         )
 
     def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
-        """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged.
+        """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged. None,
+        too, for agents whose requests are signed.
 
         None also for an agent at which this principal is not signed in.
         """
         if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
+            return None
+        if self._node_identity.is_signed(manifest):
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):

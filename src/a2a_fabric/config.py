@@ -20,7 +20,7 @@ from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.core.view import View
-from a2a_fabric.identity.settings import IssuerSettings
+from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, TrustedNodeSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
@@ -69,6 +69,10 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     issuers: Annotated[
         tuple[IssuerSettings, ...],
         Meta(description="Servers whose tokens the node accepts: JSON Web Tokens, and OAuth 2.0 access tokens."),
+    ] = ()
+    nodes: Annotated[
+        tuple[TrustedNodeSettings, ...],
+        Meta(description="Other nodes whose signed identities count here, and whose requests must carry one."),
     ] = ()
     anonymous: Annotated[
         bool,
@@ -192,6 +196,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Manifest files, relative to this one. If two files name the same agent, the first one wins."),
     ] = ("agents.yaml",)
     auth: AuthSettings = AuthSettings()
+    identity: IdentitySettings = IdentitySettings()
     views: Annotated[
         tuple[View, ...],
         Meta(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,9 @@ from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
+
+if TYPE_CHECKING:
+    from a2a_fabric.identity.trusted_nodes import TrustedNodes
 
 _MAX_PROBLEMS = 20  # that are reported of one view
 
@@ -122,6 +125,8 @@ class Authentication:
 
     def prepare(self, config: Config) -> Callable[[], None]:
         """Check the section `auth` of a new configuration; the function puts it into effect. Raises ConfigError."""
+        if config.auth.nodes != self._config.auth.nodes:
+            raise ConfigError("auth.nodes cannot change while the node runs. Restart the node")
         config = msgspec.structs.replace(self._config, auth=config.auth)
         keys, tokens = collect_shared_keys(config, self._psk), self._build_tokens(config)
 
@@ -162,6 +167,50 @@ class Authentication:
         tokens = trusted_issuers.build_trusted_tokens(config.auth.issuers, self._base, config.public_url, self._http)
         self._tokens = [*(each for each in self._tokens if each.is_busy), tokens]
         return tokens
+
+
+def build_trusted_nodes(config: Config, resolver: Resolver, base: Path, stack: AsyncExitStack) -> TrustedNodes | None:
+    """The resolver for a node that trusts the signed identities of other nodes. Raises ConfigError."""
+    if not config.auth.nodes:
+        return None
+    http = OutboundClient()  # unguarded: the operator configured these addresses
+    stack.push_async_callback(http.aclose)
+    trusted_nodes = load_module("a2a_fabric.identity.trusted_nodes")
+    own_names = tuple(name for name in (config.public_url, config.node_id) if name is not None)
+    built: TrustedNodes = trusted_nodes.build_trusted_nodes(config.auth.nodes, resolver, own_names, base, http)
+    return built
+
+
+class LazyNodeKeys:
+    """The node's signing key, loaded when it is first needed: most nodes need no cryptography."""
+
+    def __init__(self, config: Config, base: Path, environ: Mapping[str, str]) -> None:
+        self._settings = config.identity
+        self._name = config.identity.name or config.public_url or config.node_id
+        self._base = base
+        self.path = resolve_identity_path(config, base, environ)
+        self._signer: Any = None
+
+    def load_signer(self) -> Any:
+        """The `NodeSigner` of this node."""
+        if self._signer is None:
+            keys = load_module("a2a_fabric.identity.node_keys").NodeKeys(self.path)
+            signer_type = load_module("a2a_fabric.identity.node_signer").NodeSigner
+            self._signer = signer_type(keys, self._name, self._base, self._settings.seconds)
+        return self._signer
+
+    def list_public(self) -> list[dict[str, Any]]:
+        """The public keys; none if the node has never signed anything. Raises ConfigError."""
+        if self._signer is None and not self.path.exists():
+            return []
+        keys: list[dict[str, Any]] = self.load_signer().keys.list_public()
+        return keys
+
+
+def resolve_identity_path(config: Config, base: Path, environ: Mapping[str, str]) -> Path:
+    if config.identity.key_file is not None:
+        return base / config.identity.key_file
+    return find_state_folder(environ) / "identity.key"
 
 
 def build_token_middleware(config: Config, identify: Resolver) -> TokenMiddleware | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -13,10 +14,13 @@ from a2a_fabric import plugins
 from a2a_fabric.config import resolve_env
 from a2a_fabric.core.agent import AGENT_KEY, Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
+from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import RegistrationGuards
+from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.probing.addresses import detect
 from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
 from a2a_fabric.probing.findings import Finding
@@ -31,7 +35,53 @@ DEFAULT_KIND = "http"  # for an address at which no other protocol is found
 
 _LOGIN_KINDS = ("mcp", "http", "rest", "rpc")  # they send every request through the context's client, or its token
 
+IDENTITY_KEY = "identity"
+_UNSIGNED_KINDS = ("python", "tool")  # they run in this process
+
 OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
+
+
+class SignerSource(Protocol):
+    """The node's own signer; see `identity.node_signer`."""
+
+    def build_for(self, agent_id: str, uri: str | None, settings: AgentIdentitySettings) -> CallSigner: ...
+
+
+class NodeIdentity:
+    """Which requests to agents are signed. `load_signer` is called when the first agent asks for it."""
+
+    def __init__(self, settings: IdentitySettings, load_signer: Callable[[], SignerSource]) -> None:
+        self._settings = settings
+        self._load_signer = load_signer
+
+    def is_signed(self, manifest: Manifest) -> bool:
+        return self._read_settings(manifest).sign
+
+    def prepare(self, manifest: Manifest, context: RuntimeContext) -> tuple[Manifest, RuntimeContext]:
+        """Manifest and context for a runtime that signs, if its requests are to be signed. Raises FabricError."""
+        settings = self._read_settings(manifest)
+        if IDENTITY_KEY in manifest.endpoint:
+            endpoint = {name: value for name, value in manifest.endpoint.items() if name != IDENTITY_KEY}
+            manifest = msgspec.structs.replace(manifest, endpoint=endpoint)
+        if not settings.sign:
+            return manifest, context
+        uri = manifest.endpoint.get("uri")
+        signer = self._load_signer().build_for(manifest.agent_id, uri, settings)
+        http = context.http
+        if isinstance(uri, str) and uri.startswith(("http://", "https://")):
+            http = SignedClient(http, signer, uri)
+        return manifest, replace(context, http=http, signer=signer)
+
+    def _read_settings(self, manifest: Manifest) -> AgentIdentitySettings:
+        """Raises BadInput."""
+        declared = manifest.endpoint.get(IDENTITY_KEY, self._settings.sign)
+        if isinstance(declared, bool):
+            is_remote = manifest.runtime not in _UNSIGNED_KINDS and not manifest.is_tool
+            return AgentIdentitySettings(sign=declared and is_remote)
+        try:
+            return msgspec.convert(declared, AgentIdentitySettings)
+        except msgspec.ValidationError as exc:
+            raise BadInput(f"Agent '{manifest.agent_id}' has a bad `identity`: {exc}") from exc
 
 
 class RuntimeFactory:
@@ -48,6 +98,7 @@ class RuntimeFactory:
         reach: RegistrationGuards,
         on_identified: OnIdentified,
         logins: LoginTokens,
+        identity: NodeIdentity,
     ) -> None:
         self.loading = RuntimeLoader(
             infer_runtime_kind, plugins.load_runtime, frozenset(plugins.list_builtin_kinds("runtimes"))
@@ -57,6 +108,7 @@ class RuntimeFactory:
         self._reach = reach
         self._on_identified = on_identified
         self._logins = logins
+        self._identity = identity
         self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
         # The same context for agents whose addresses are checked at every connection.
         self._guarded_contexts = {
@@ -72,6 +124,9 @@ class RuntimeFactory:
         terms = read_terms(manifest)
         context = self._context if terms is None else self._guarded_contexts[self._reach.guard_for(terms.trust)]
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
+        if IDENTITY_KEY in resolved.endpoint and terms is not None:
+            raise BadInput("Only the operator's files can say what is signed for an agent (`identity`)")
+        resolved, context = self._identity.prepare(resolved, context)
         if "auth" in resolved.endpoint:
             if terms is not None:
                 raise BadInput("Only an agent in the operator's files can ask its callers to log in (`auth`)")

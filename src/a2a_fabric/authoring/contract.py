@@ -8,7 +8,8 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Attachment, Call, Emit, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
+from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, UpstreamFailed
+from a2a_fabric.core.forwarding import IDENTITY_HEADER, IdentityVerifier
 from a2a_fabric.core.propagation import Trace, continue_trace, new_trace, trace_from_traceparent
 from a2a_fabric.core.result import Event, Result
 
@@ -27,6 +28,7 @@ class ServedAgent(Protocol):
     """The interface of an agent that the servers need."""
 
     agent_id: str
+    verifier: IdentityVerifier | None  # None: calls need no identity
 
     def find(self, name: str) -> Capability | None: ...
 
@@ -55,6 +57,7 @@ class ContractRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: RequestTrace | None = None
     auth: Principal | None = None  # as the gateway states it; an agent may verify it again
     on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
+    identity: str | None = None  # JSON lines only; HTTP requests have it in a header
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     target: RequestTarget | None = None
     response: ResponseForm = ResponseForm()
@@ -92,6 +95,15 @@ def call_from_request(
         delegation_chain=request.delegation_chain,
         on_behalf_of=request.on_behalf_of,
     )
+
+
+def check_identity(agent: ServedAgent, token: str | None, content: Any, capability: str) -> None:
+    """Check the identity of a call, if the agent wants one. Raises AuthInvalid or AuthExpired."""
+    if agent.verifier is None:
+        return
+    if not token:
+        raise AuthInvalid(f"Agent '{agent.agent_id}' answers only calls with a signed identity ({IDENTITY_HEADER})")
+    agent.verifier.verify(token, content, capability=capability)
 
 
 def input_from_arguments(capability: Capability | None, arguments: dict[str, Any]) -> Input:

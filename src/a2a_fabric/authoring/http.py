@@ -16,7 +16,16 @@ import msgspec
 
 from a2a_fabric.authoring import contract
 from a2a_fabric.core.call import Call, ignore_event
-from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, PayloadTooLarge
+from a2a_fabric.core.errors import (
+    AuthExpired,
+    AuthInvalid,
+    BadInput,
+    CallTimeout,
+    FabricError,
+    PayloadTooLarge,
+    RateLimited,
+)
+from a2a_fabric.core.forwarding import IDENTITY_HEADER
 from a2a_fabric.core.propagation import current_trace
 from a2a_fabric.core.result import Event
 
@@ -26,7 +35,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 BODY_TIMEOUT = 30.0
 
-_STATUS: dict[type[FabricError], int] = {PayloadTooLarge: 413, CallTimeout: 408, BadInput: 400}
+_STATUS: dict[type[FabricError], int] = {
+    PayloadTooLarge: 413,
+    CallTimeout: 408,
+    BadInput: 400,
+    AuthInvalid: 401,
+    AuthExpired: 401,
+    RateLimited: 429,
+}
+_IDENTITY_HEADER = IDENTITY_HEADER.encode()
 
 
 class RequestDisconnected(Exception):
@@ -65,7 +82,9 @@ class HTTPApp:
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         wants_stream = "text/event-stream" in (_read_header(scope, b"accept") or "")
         try:
-            request = contract.decode_request(await _read_body(receive))
+            body = await _read_body(receive)
+            request = contract.decode_request(body)
+            contract.check_identity(self._agent, _read_header(scope, _IDENTITY_HEADER), body, request.name)
             traceparent = _read_header(scope, b"traceparent")
             call = contract.call_from_request(request, self._agent, stream=wants_stream, traceparent=traceparent)
         except RequestDisconnected:

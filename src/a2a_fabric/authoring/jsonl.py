@@ -141,6 +141,7 @@ class JsonlServer:
 
     async def _call(self, id_: RequestId, request: contract.ContractRequest) -> None:
         try:
+            contract.check_identity(self._agent, request.identity, request.arguments, request.name)
             call = contract.call_from_request(request, self._agent, stream=request.stream or request.response.stream)
         except FabricError as exc:
             await self._send(id_, contract.build_error_reply(exc))

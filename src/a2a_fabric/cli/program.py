@@ -212,6 +212,23 @@ def _mandate() -> None:
     """
 
 
+class IdentityCommands(CommandGroup):
+    default = "show"
+    rows: ClassVar = {
+        "show": CommandRow("identity", "Show the public keys with which the node signs.", "show_identity"),
+        "rotate": CommandRow("identity", "Make a new key; the old one counts for a while.", "rotate_identity"),
+    }
+
+
+def _identity() -> None:
+    """Show and rotate the key with which a node signs.
+
+    It signs what it forwards to agents for which you ask for it, and receipts.
+
+    Example: a2a-fabric identity show --json
+    """
+
+
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Print the version.
 
@@ -252,6 +269,9 @@ COMMANDS: dict[str, CommandRow] = {
     "passport": CommandRow("program", "Issue, inspect, verify and revoke passports.", "_passport", PassportCommands),
     "mandate": CommandRow(
         "program", "Issue, narrow, inspect, verify and revoke mandates.", "_mandate", MandateCommands
+    ),
+    "identity": CommandRow(
+        "program", "Show and rotate the key with which a node signs.", "_identity", IdentityCommands
     ),
     "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),

@@ -47,7 +47,8 @@ _CALLER_DIGITS = 32  # hexadecimal digits, 128 bits
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller, on whose behalf it calls, and its scopes. Without `views` it is the envelope's `auth` block.
+    """The caller, on whose behalf it calls, and its scopes. It is the envelope's `auth` block, but for what
+    `hide_private` leaves out.
 
     `principal_id` is who answers for the call; with a passport or a mandate, `delegate_id` is the agent that calls for
     it. `narrowed_by` is set only where `scp` is: it comes from a second credential of the request.
@@ -65,13 +66,19 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     scp: tuple[str, ...] | None = None
     trust: TrustTier = "public"
     delegated_by: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # earlier delegates, who passed a mandate on
+    actors: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # of a signed identity: the principal, then its actors
+    mandate: str | msgspec.UnsetType = msgspec.UNSET  # the mandate itself, to be passed on; agents never see it here
     narrowed_by: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # further scopes that must allow, too
     views: tuple[View, ...] | msgspec.UnsetType = msgspec.UNSET  # the caller sees only what all of them include
 
 
-def hide_views(principal: Principal) -> Principal:
-    """The principal as agents get it: a view names agents and tools that are no business of theirs."""
-    return msgspec.structs.replace(principal, views=msgspec.UNSET) if principal.views else principal
+def hide_private(principal: Principal) -> Principal:
+    """The principal as agents get it. A view names agents and tools that are no business of theirs, and a mandate could
+    be used by everybody who has it.
+    """
+    if principal.views or principal.mandate:
+        return msgspec.structs.replace(principal, views=msgspec.UNSET, mandate=msgspec.UNSET)
+    return principal
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

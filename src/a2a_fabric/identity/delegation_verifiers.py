@@ -108,6 +108,7 @@ class MandateVerifier:
                 mandate_id=last.mnd,
                 cog_id=last.cog,
                 delegated_by=mandate.delegates[:-1] or msgspec.UNSET,
+                mandate=token,
             ),
             mandate.valid_until,
             mandate.mandate_ids,

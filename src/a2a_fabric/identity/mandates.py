@@ -134,6 +134,7 @@ def narrow_mandate(
     seconds: float | None = None,
     delegate_key: Ed25519PublicKey | None = None,
     depth: int | None = None,
+    audience: Sequence[str] | None = None,
 ) -> str:
     """The mandate with a further link, for the next delegate. Raises BadInput where it would grant more than before.
 
@@ -155,7 +156,7 @@ def narrow_mandate(
         cog=parent.cog,
         iat=int(now),
         exp=int(parent.exp if seconds is None else min(parent.exp, now + seconds)),
-        aud=parent.audiences,
+        aud=parent.audiences if audience is None else list(audience),
         dep=0 if delegate_key is None else parent.dep - 1 if depth is None else depth,
         cnf=None if delegate_key is None else {"jwk": make_jwk(delegate_key)},
         pth=_hash_link(parts[-1]),

@@ -26,6 +26,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None  # the host name that the client used
     origin: str | None = None  # the site whose script sends the request, if a browser does
     passport: str | None = None  # of `X-Agent-Passport`
+    identity: str | None = None  # under which `TrustedNodes` keeps the verified identity of this request
     view: str | None = None  # the views to which the request narrows itself, separated by commas
 
     @property

@@ -107,6 +107,81 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.secret is None and self.jwks_file is None
 
 
+class AgentIdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How calls to one agent are signed: `identity` of its endpoint."""
+
+    sign: Annotated[bool, Meta(description="Sign what is sent to the agent.")] = True
+    audience: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=2048)] | None,
+        Meta(description="The receiver's name in the identities. Unset: `uri` of the endpoint, else the agent's id."),
+    ] = None
+    mandate: Annotated[
+        Literal["narrow", "as_is", "none"],
+        Meta(
+            description="What happens to the caller's mandate. `narrow`: it goes along if it was given to this node's "
+            "key, for this call only. `as_is`: one that this node cannot narrow goes along, too. `none`: it stays here."
+        ),
+    ] = "narrow"
+    receiver_keys: Annotated[
+        str | None,
+        Meta(description="A file with the receiver's public key. With it, the receiver can pass the mandate on."),
+    ] = None
+    scopes: Annotated[
+        tuple[str, ...] | None, Meta(description="A mandate that goes along allows these scopes only.")
+    ] = None
+    capabilities: Annotated[
+        tuple[str, ...] | None, Meta(description="A mandate that goes along allows these capabilities only.")
+    ] = None
+
+
+class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The node's own identity: the key with which it signs what it forwards, and receipts."""
+
+    sign: Annotated[
+        bool,
+        Meta(description="Sign what is sent to every agent. Agents can say otherwise (`identity` in their endpoint)."),
+    ] = False
+    name: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(description="The node's name in what it signs (`iss`). Unset: `public_url`, else `node_id`."),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        Meta(
+            description="The file of the node's private key, relative to this file; made if there is none. Unset: "
+            "`identity.key` in the folder of the user's nodes."
+        ),
+    ] = None
+    seconds: Annotated[
+        float, Meta(ge=5, le=300, description="How long a signed identity is valid, besides 30 seconds for the clocks.")
+    ] = 60.0
+
+
+class TrustedNodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node whose signed identities count here."""
+
+    name: Annotated[
+        str,
+        Meta(min_length=1, max_length=2048, description="The node's name in what it signs (`identity.name` there)."),
+    ]
+    jwks_file: Annotated[str | None, Meta(description="A file with the node's public keys, relative to this file.")] = (
+        None
+    )
+    jwks_url: Annotated[
+        _IssuerURL | None, Meta(description="The address of its public keys, `…/.well-known/jwks.json` of that node.")
+    ] = None
+    audience: Annotated[
+        tuple[str, ...], Meta(description="This node's names in its identities. Unset: `public_url` and `node_id`.")
+    ] = ()
+    callers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="The names of the keys with which the node calls. Every request with one of them must carry an "
+            "identity that this node signed, and no other caller may send one. Unset: any caller may send one."
+        ),
+    ] = ()
+
+
 _OPENID_PATH = "/.well-known/openid-configuration"
 _OAUTH_PATH = "/.well-known/oauth-authorization-server"
 

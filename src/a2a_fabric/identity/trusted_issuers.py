@@ -69,15 +69,15 @@ class TrustedTokens:
         self._timeout = timeout
         self._issuers = {issuer.name: issuer for issuer in issuers}
         # By digest: strangers choose the tokens, and may make each as long as a header can be.
-        self._outcomes: dict[bytes, VerifiedToken | _RefusedToken] = {}
-        self._pending: dict[str, asyncio.Task[VerifiedToken | _RefusedToken]] = {}
+        self._outcomes: dict[bytes, VerifiedToken | RefusedToken] = {}
+        self._pending: dict[str, asyncio.Task[VerifiedToken | RefusedToken]] = {}
 
     def get_principal(self, token: str) -> Principal:
         """Raises AuthInvalid, AuthExpired, or RateLimited if the token cannot be checked now."""
         outcome = self._outcomes.get(_digest(token))
         if outcome is None:
             raise AuthInvalid
-        if isinstance(outcome, _RefusedToken):
+        if isinstance(outcome, RefusedToken):
             raise outcome.error
         if outcome.valid_until <= time.time():
             raise AuthExpired("The token has expired")
@@ -118,16 +118,16 @@ class TrustedTokens:
         if pending:
             await asyncio.wait(pending)
 
-    async def _verify_bounded(self, token: str) -> VerifiedToken | _RefusedToken:
+    async def _verify_bounded(self, token: str) -> VerifiedToken | RefusedToken:
         try:
             if len(self._pending) > _MAX_CONCURRENT:
                 raise RateLimited("Too many new tokens are being checked", 1.0)
             async with asyncio.timeout(self._timeout):
                 return await self._verify_by_issuer(token)
         except FabricError as error:
-            return _RefusedToken(error)
+            return RefusedToken(error)
         except TimeoutError:
-            return _RefusedToken(
+            return RefusedToken(
                 RateLimited("The token cannot be checked now: its issuer took too long. Try again later", 5.0)
             )
 
@@ -167,7 +167,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-class _RefusedToken:
+class RefusedToken:
     """A refusal that is raised for every request with the token, each time as a new error."""
 
     def __init__(self, error: FabricError) -> None:

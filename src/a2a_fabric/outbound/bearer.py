@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Unpack
 
 from a2a_fabric.core.logins import BearerSource
-from a2a_fabric.outbound.guard import parse_url
+from a2a_fabric.outbound.guard import read_origin
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, HTTPRequestOptions, StreamedReply
 
 UNAUTHORIZED = 401
@@ -25,7 +25,7 @@ class BearerClient:
     def __init__(self, http: HTTPClient, bearer: BearerSource, uri: str) -> None:
         self._http = http
         self._bearer = bearer
-        self._origin = _read_origin(uri)
+        self._origin = read_origin(uri)
 
     async def request(self, method: str, url: str, **options: Unpack[HTTPRequestOptions]) -> HTTPReply:
         async with self.stream(method, url, **options) as reply:
@@ -35,7 +35,7 @@ class BearerClient:
     async def stream(
         self, method: str, url: str, **options: Unpack[HTTPRequestOptions]
     ) -> AsyncIterator[StreamedReply]:
-        if _read_origin(url) != self._origin:
+        if read_origin(url) != self._origin:
             async with self._http.stream(method, url, **options) as reply:
                 yield reply
             return
@@ -52,11 +52,6 @@ class BearerClient:
 
     async def aclose(self) -> None:
         """The shared client belongs to the node."""
-
-
-def _read_origin(url: str) -> tuple[str, str, int]:
-    parsed = parse_url(url)
-    return parsed.scheme, parsed.host, parsed.port
 
 
 def _add_bearer(options: HTTPRequestOptions, token: str | None) -> HTTPRequestOptions:

@@ -48,6 +48,12 @@ class Url(msgspec.Struct, frozen=True):
         return self.host.removesuffix(".")
 
 
+def read_origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port. Raises ConnectFailed."""
+    parsed = parse_url(url)
+    return parsed.scheme, parsed.host, parsed.port
+
+
 def parse_url(url: str) -> Url:
     """Raises ConnectFailed, never with more of the URL than its scheme, since secrets may be in the rest."""
     if len(url) > MAX_URL_LENGTH:

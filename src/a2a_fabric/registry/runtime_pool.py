@@ -22,6 +22,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
+from a2a_fabric.core.forwarding import bind_current_call
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.result import Result
@@ -107,16 +108,19 @@ BuildRuntime = Callable[[Manifest], Runtime]
 class LiveRuntime:
     """One agent's runtime behind its gate; calls end at their deadline."""
 
-    def __init__(self, manifest: Manifest, runtime: Runtime, gate: Gate, probe_timeout: float = 5.0) -> None:
+    def __init__(
+        self, manifest: Manifest, runtime: Runtime, gate: Gate, probe_timeout: float = 5.0, *, is_signed: bool = False
+    ) -> None:
         self.manifest = manifest
         self.gate = gate
-        self.handler: Handler = self
+        self._call: Handler = bind_current_call(self) if is_signed else self
+        self.handler = self._call
         self._probe_timeout = probe_timeout
         self.set_runtime(runtime)
 
     def set_translation(self, translation: ToolTranslation | None) -> None:
         """Which of the agent's own tools a call means, if they are not listed as they are."""
-        self.handler = self if translation is None else translation.bind(self)
+        self.handler = self._call if translation is None else translation.bind(self._call)
 
     def set_runtime(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -191,8 +195,11 @@ class RuntimePool:
         share: float = DEFAULT_SHARE,
         drain_timeout: float,
         probe_timeout: float = 5.0,
+        is_signed: Callable[[Manifest], bool] = lambda _: False,
     ) -> None:
+        """`is_signed` says whether requests to an agent are signed, so that their signer must know the call."""
         self._build = build
+        self._is_signed = is_signed
         self._loader = loader
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
@@ -257,7 +264,7 @@ class RuntimePool:
             raise _build_error(manifest, error) from error
         gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
         live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
-            manifest, runtime, gate, self._probe_timeout
+            manifest, runtime, gate, self._probe_timeout, is_signed=self._is_signed(manifest)
         )
         if self._catalog is not None:
             live_runtime.set_translation(self._catalog.translations.get(manifest.agent_id))

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
@@ -44,6 +45,7 @@ class RuntimeContext:
     mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
     threads: WorkerThreads | None = None  # where Python agents run functions that are not async
     toolbox: Toolbox | None = None  # what built-in tools work with
+    signer: CallSigner | None = None  # signs what is sent to the agent, where the operator asked for it
     callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
     on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
     on_prompts_resources_changed: Callable[[], None] = _ignore

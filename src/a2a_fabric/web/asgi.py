@@ -140,7 +140,10 @@ class WebApp:
         check_store: Callable[[], Awaitable[object]] | None = None,
         views: Sequence[str] = (),
         pages: Sequence[BaseRoute] = (),
+        check_identities: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
+        """`check_identities` wraps what is served by a node that trusts the signed identities of others."""
+        self._check_identities = check_identities
         self._doors = doors
         self._views = views
         self._hot_routes = [route for door in doors for route in door.hot_routes]
@@ -160,7 +163,8 @@ class WebApp:
 
     def set_token_middleware(self, token_middleware: TokenMiddleware | None) -> None:
         """Put it in front of everything from now on. Nodes that trust no issuer have none, and pay nothing for it."""
-        self._wrap: Callable[[ASGIApp], ASGIApp] = _keep if token_middleware is None else token_middleware.wrap
+        wrappers = [None if token_middleware is None else token_middleware.wrap, self._check_identities]
+        self._wrap = _chain_wrappers([each for each in wrappers if each is not None])
         self._hot_paths = {path: self._wrap(app) for door in self._doors for path, app in door.hot.items()}
         self._websockets = {path: self._wrap(app) for door in self._doors for path, app in door.sockets.items()}
         self._default_app = self._wrap(self._route)
@@ -239,8 +243,15 @@ class WebApp:
         self.hot_urls[url] = path, app
 
 
-def _keep(app: ASGIApp) -> ASGIApp:
-    return app
+def _chain_wrappers(wrappers: Sequence[Callable[[ASGIApp], ASGIApp]]) -> Callable[[ASGIApp], ASGIApp]:
+    """All of them, the last one outermost."""
+
+    def wrap(app: ASGIApp) -> ASGIApp:
+        for each in wrappers:
+            app = each(app)
+        return app
+
+    return wrap
 
 
 def _with_path_params(app: ASGIApp, path_params: Mapping[str, Any]) -> ASGIApp:

@@ -79,10 +79,12 @@ class RequestHead:
     request; `derived` holds what doors have computed from the headers alone.
     """
 
-    __slots__ = ("_credentials", "_headers", "derived", "has_journey")
+    __slots__ = ("_credentials", "_headers", "derived", "has_journey", "identity")
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, headers: list[tuple[bytes, bytes]], identity: str | None = None) -> None:
+        """`identity` is where the verified identity of the request is kept; see `web.identity_middleware`."""
         self._headers = dict(headers)
+        self.identity = identity
         if len(self._headers) < len(headers):
             for combined in _COMBINED_HEADERS:  # joined by commas, two credentials are none
                 if combined in self._headers:
@@ -123,10 +125,12 @@ class RequestHead:
                 authorization=authorization,
                 api_key=self.get(b"x-api-key"),
                 passport=self.get(PASSPORT_HEADER),
+                identity=self.identity,
                 view=self.get(VIEW_HEADER),
             )
         return Credentials(
             passport=self.get(PASSPORT_HEADER),
+            identity=self.identity,
             view=self.get(VIEW_HEADER),
             api_key=self.get(b"x-api-key"),
             host=self.get(b"host"),

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Principal, hide_views
+from a2a_fabric.core.call import Principal, hide_private
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import DoorContext, Receive, Send
@@ -54,7 +54,7 @@ class SseSession:
     def is_open_to(self, principal: Principal) -> bool:
         """Whether the caller is its opener. The opener may have named views in its address, which is not posted to."""
         own_views, views = self.principal.views or (), principal.views or ()
-        return hide_views(principal) == hide_views(self.principal) and set(views) <= set(own_views)
+        return hide_private(principal) == hide_private(self.principal) and set(views) <= set(own_views)
 
     def accept(self, message: McpMessage, body: bytes) -> None:
         """Take a message of the client. Raises RateLimited."""

@@ -27,6 +27,7 @@ from a2a_fabric.core.result import (
 )
 from a2a_fabric.protocols.a2a.models import (
     ORIGINAL_PROTOCOL,
+    A2AMessage,
     A2ATask,
     A2ATaskStatus,
     AgentsReply,
@@ -48,6 +49,32 @@ def read_callers_message(call: Call) -> CallersMessage | None:
     if not is_a2a(original):
         return None
     return msgspec.convert(original.content, CallersMessage)
+
+
+def content_from_message(message: A2AMessage) -> list[dict[str, Any]]:
+    """What is signed of a message: the content of each part, and nothing else, the same in all versions of A2A."""
+    if message.raw is None:
+        return [_content_from_part(part) for part in message.parts]
+    return [_content_from_raw(part) for part in message.raw.get("parts") or ()]
+
+
+def _content_from_part(part: Part) -> dict[str, Any]:
+    if part.text is not None:
+        return {"text": part.text}
+    if part.url is not None:
+        return {"url": part.url}
+    return {"raw": part.blob} if part.blob is not None else {"data": part.data}
+
+
+def _content_from_raw(part: dict[str, Any]) -> dict[str, Any]:
+    file = part.get("file") or part  # 0.3 has bytes and addresses of files one level deeper
+    fields = {
+        "text": part.get("text"),
+        "url": file.get("url", file.get("uri")),
+        "raw": file.get("raw", file.get("bytes")),
+    }
+    content = {name: value for name, value in fields.items() if value is not None}
+    return content or {"data": part.get("data")}
 
 
 def _find_original_answer(answers: Answers) -> OriginalMessage | msgspec.UnsetType:

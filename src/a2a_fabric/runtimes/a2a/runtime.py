@@ -13,6 +13,7 @@ from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call, CallerEmitter, Emit, join_text, make_propagation_headers
 from a2a_fabric.core.callbacks import Callback
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.forwarding import IDENTITY_META_KEY, sign_metadata
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.propagation import chain_to_metadata, new_id
 from a2a_fabric.core.result import Answers, Result
@@ -30,6 +31,7 @@ from a2a_fabric.runtimes.a2a.connection import (
 )
 from a2a_fabric.runtimes.a2a.messages import (
     SKILL_KEY,
+    content_from_message,
     original_from_buffer,
     parse_continuation,
     parts_from_answer,
@@ -59,6 +61,7 @@ class A2ARuntime:
         self._full_manifest = manifest
         self._endpoint = endpoint
         self._context = context
+        self._signer = context.signer
         self._connection: A2AConnection | None = None
         self._is_stale = False
         self._pending_connection: asyncio.Future[A2AConnection] | None = None
@@ -188,6 +191,7 @@ class A2ARuntime:
             if call.answers
             else self._make_message(connection, call)
         )
+        message = self._sign_message(message, call)
         if isinstance(call.answers, Answers) and find_answer(call.answers).action == "cancel":
             return await self._cancel_task(connection, message, call)
         listener = CallerEmitter(emit)
@@ -276,6 +280,12 @@ class A2ARuntime:
             push_receiver,
         )
 
+    def _sign_message(self, message: A2AMessage, call: Call) -> A2AMessage:
+        if self._signer is None:
+            return message
+        identity = sign_metadata(self._signer, call, content_from_message(message))
+        return msgspec.structs.replace(message, metadata={**message.metadata, **identity})
+
     def _make_message(self, connection: A2AConnection, call: Call) -> A2AMessage:
         name = call.target.capability
         skill_info = connection.skill_info(name)
@@ -292,6 +302,7 @@ class A2ARuntime:
     def _pass_on_message(self, callers_message: CallersMessage, skill_info: SkillInfo, call: Call) -> A2AMessage:
         raw = callers_message.message
         metadata = {**(raw.get("metadata") or {}), **chain_to_metadata(call.delegation_chain)}
+        metadata.pop(IDENTITY_META_KEY, None)  # was signed for this node, and is no business of the agent's
         if callers_message.names_skill:
             if skill_info.skill is not None:
                 metadata[SKILL_KEY] = skill_info.skill

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Call, derive_conversation_id, hide_views
+from a2a_fabric.core.call import Call, derive_conversation_id, hide_private
 from a2a_fabric.core.errors import (
     AgentOffline,
     DelegationRefused,
@@ -96,7 +96,7 @@ def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str
         "format": call.response.format,
         "timeout_ms": reduce_timeout(call.target.timeout_ms),
         "trace": {"trace_id": call.trace.trace_id, "span_id": call.trace.span_id},
-        "on_behalf_of": call.on_behalf_of or hide_views(call.auth),
+        "on_behalf_of": call.on_behalf_of or hide_private(call.auth),
     }
     optional_arguments = {
         "attachments": call.input.attachments,

@@ -37,6 +37,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     error_from_agent,
 )
+from a2a_fabric.core.forwarding import IDENTITY_HEADER, CallSigner
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.result import (
     EVENT_KINDS,
@@ -240,7 +241,15 @@ _STATUS: dict[str, Status] = {"online": "online", "degraded": "degraded", "offli
 
 
 class GRPCRuntime:
-    def __init__(self, manifest: Manifest, connection: GRPCConnection, upstream: str, reply_bytes: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        connection: GRPCConnection,
+        upstream: str,
+        reply_bytes: int,
+        signer: CallSigner | None = None,
+    ) -> None:
+        self._signer = signer
         self._manifest = manifest
         self._connection = connection
         self._upstream = upstream
@@ -256,6 +265,9 @@ class GRPCRuntime:
                 "timeout": max(0.001, ends_at - time.monotonic()),
                 "metadata": (*make_propagation_headers(call).items(), *self._connection.metadata),
             }
+            if self._signer is not None:
+                identity = self._signer.sign_content(call, request.input.arguments_json.encode())
+                options["metadata"] = (*options["metadata"], (IDENTITY_HEADER, identity))
             if call.response.stream:
                 return result_from_outcome(await self._read_stream(stub.stream(request, **options), emit))
             return result_from_outcome(await stub.call(request, **options))
@@ -328,7 +340,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> GRPCRuntime:
     endpoint = decode_endpoint(manifest, GRPCEndpoint)
     address = read_address(manifest, endpoint)
     connection = GRPCConnection(address, endpoint, context.guard, context.base, context.reply_bytes)
-    return GRPCRuntime(manifest, connection, address.authority, context.reply_bytes)
+    return GRPCRuntime(manifest, connection, address.authority, context.reply_bytes, context.signer)
 
 
 plugin = RuntimePlugin(build=build)

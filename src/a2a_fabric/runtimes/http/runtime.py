@@ -20,7 +20,7 @@ from a2a_fabric.core.call import (
     Principal,
     bind_arguments,
     derive_conversation_id,
-    hide_views,
+    hide_private,
     make_propagation_headers,
 )
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
@@ -93,7 +93,7 @@ class EnvelopeEncoder:
         if cached is None or cached[0] is not principal:
             if len(self._principals) >= _MAX_CACHED_PRINCIPALS:
                 self._principals.clear()
-            encoded = msgspec.Raw(self._encoder.encode(hide_views(principal)))
+            encoded = msgspec.Raw(self._encoder.encode(hide_private(principal)))
             cached = self._principals[id(principal)] = (principal, encoded)
         return cached[1]
 

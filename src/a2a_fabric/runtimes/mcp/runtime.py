@@ -36,6 +36,7 @@ from a2a_fabric.core.call import (
     make_propagation_headers,
 )
 from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_metadata
@@ -205,6 +206,7 @@ class McpRuntime:
         back_channel: McpBackChannel,
         *,
         may_ask: bool,
+        signer: CallSigner | None = None,
     ) -> None:
         self.tunnel = tunnel
         self.prompts_and_resources = prompts_and_resources
@@ -216,6 +218,7 @@ class McpRuntime:
         self._pending_questions = pending_questions
         self._back_channel = back_channel
         self._may_ask = may_ask
+        self._signer = signer
         self._has_listed_tools = False
         self._stateless_caller: StatelessCaller | None = None
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
@@ -257,6 +260,13 @@ class McpRuntime:
                 self._drop_unknown_session(connection, reply)
             return await self._retry_once(reply, request, call, emit)
 
+    def _make_meta(self, call: Call, request: ToolRequest, headers: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "traceparent": headers["traceparent"],
+            **chain_to_metadata(call.delegation_chain),
+            **sign_metadata(self._signer, call, request.arguments, request.tool),
+        }
+
     def _is_stateless(self, connection: McpConnection) -> bool:
         """Whether calls need no session."""
         return self._target is not None and connection.era == "stateless"
@@ -267,7 +277,7 @@ class McpRuntime:
         if self._is_stateless(connection) or connection.transport.is_ending or request.tool in self._task_tools:
             return await self._call_on_slow_path(call, emit)
         headers = make_propagation_headers(call)
-        meta = {"traceparent": headers["traceparent"], **chain_to_metadata(call.delegation_chain)}
+        meta = self._make_meta(call, request, headers)
         params = {"name": request.tool, "arguments": request.arguments, "_meta": meta}
         capabilities = make_call_capabilities(may_ask=self._may_ask, shows_apps=can_show_apps(call))
         reply = await connection.call_directly(request.tool, params, headers, capabilities, call.auth)
@@ -398,7 +408,9 @@ class McpRuntime:
 
     def _make_stateless_caller(self, connection: McpConnection, target: McpHttpTarget) -> StatelessCaller:
         version = str(connection.session.protocol_version)
-        self._stateless_caller = StatelessCaller(target, self._http, version, may_ask=self._may_ask)
+        self._stateless_caller = StatelessCaller(
+            target, self._http, version, may_ask=self._may_ask, signer=self._signer
+        )
         return self._stateless_caller
 
     async def _call_over_session(
@@ -407,7 +419,7 @@ class McpRuntime:
         if request.answer_params and connection.era != "stateless":  # the server has changed its era since it asked
             raise unknown_continuation()
         pending, headers = PendingMcpRequest(call.auth, request.tool), make_propagation_headers(call)
-        meta = {"traceparent": headers["traceparent"], **chain_to_metadata(call.delegation_chain)}
+        meta = self._make_meta(call, request, headers)
         if call.response.stream and connection.era == "stateless":
             meta[types.LOG_LEVEL_META_KEY] = "info"
         params = {"name": request.tool, "arguments": request.arguments, **request.answer_params, "_meta": meta}
@@ -605,6 +617,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         pending_questions,
         back_channel,
         may_ask=endpoint.answer_timeout > 0,
+        signer=context.signer,
     )
 
 

@@ -30,6 +30,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
+from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.propagation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata, format_traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
@@ -74,8 +75,17 @@ _message_decoder = msgspec.json.Decoder(_RpcMessage)
 
 
 class StatelessCaller:
-    def __init__(self, target: McpHttpTarget, http: HTTPClient, version: str, *, may_ask: bool = True) -> None:
+    def __init__(
+        self,
+        target: McpHttpTarget,
+        http: HTTPClient,
+        version: str,
+        *,
+        may_ask: bool = True,
+        signer: CallSigner | None = None,
+    ) -> None:
         self._target = target
+        self._signer = signer
         self._http = http  # belongs to the node
         self._ids = itertools.count(1)
         self._headers = {
@@ -114,7 +124,7 @@ class StatelessCaller:
                 return await self._call_streaming(
                     headers, self._encode_detailed_body(request, header, call), timeout, emit
                 )
-            is_plain = not request.answer_params
+            is_plain = not request.answer_params and self._signer is None
             body = (
                 self._encode_body(name, request, header, chain, self._meta_prefixes[can_show_apps(call)])
                 if is_plain
@@ -149,6 +159,7 @@ class StatelessCaller:
             **self._metas[can_show_apps(call)],
             "traceparent": traceparent,
             **chain_to_metadata(call.delegation_chain),
+            **sign_metadata(self._signer, call, request.arguments, request.tool),
         }
         if call.response.stream:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}

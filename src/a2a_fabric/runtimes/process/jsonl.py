@@ -28,7 +28,7 @@ from a2a_fabric.core.call import (
     bind_arguments,
     derive_conversation_id,
     describe_unbound_attachments,
-    hide_views,
+    hide_private,
     ignore_event,
 )
 from a2a_fabric.core.errors import (
@@ -41,6 +41,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_agent,
 )
+from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.result import EVENT_KINDS, Event, EventKind, Part, Result, to_json_object
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.programs import (
@@ -320,9 +321,15 @@ class JsonlDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 class JsonlRuntime:
     def __init__(
-        self, manifest: Manifest, program: ProgramSpec, limits: JsonlLimits, restart_policy: RestartPolicy
+        self,
+        manifest: Manifest,
+        program: ProgramSpec,
+        limits: JsonlLimits,
+        restart_policy: RestartPolicy,
+        signer: CallSigner | None = None,
     ) -> None:
         self.manifest = manifest
+        self._signer = signer
         self._program = program
         self._limits = limits
         self._restart_policy = restart_policy
@@ -430,7 +437,7 @@ class JsonlRuntime:
             "arguments": bind_arguments(capability, call.input),
             "trace": call.trace,
             "target": call.target,
-            "auth": hide_views(call.auth),
+            "auth": hide_private(call.auth),
             "stream": call.response.stream,
         }
         optional_fields = {
@@ -438,6 +445,8 @@ class JsonlRuntime:
             "delegation_chain": call.delegation_chain,
             "on_behalf_of": call.on_behalf_of,
         }
+        if self._signer is not None:
+            optional_fields["identity"] = self._signer.sign_content(call, fields["arguments"], fields["name"])
         return fields | {name: value for name, value in optional_fields.items() if value}
 
     def _manifest_from_description(self, value: Any) -> Manifest:

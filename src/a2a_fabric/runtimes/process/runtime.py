@@ -249,7 +249,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | Oneshot
     restart_policy = RestartPolicy(
         first_delay=endpoint.backoff, max_delay=endpoint.backoff_max, max_deaths=endpoint.max_restarts
     )
-    return JsonlRuntime(manifest, program, limits, restart_policy)
+    return JsonlRuntime(manifest, program, limits, restart_policy, context.signer)
 
 
 plugin = RuntimePlugin(build=build)
