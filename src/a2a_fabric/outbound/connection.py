@@ -35,6 +35,7 @@ class HTTPStreamedReply:
         "_error",
         "_has_ended",
         "_is_paused",
+        "_loop",
         "_parts",
         "_read_bytes",
         "_transport",
@@ -44,8 +45,14 @@ class HTTPStreamedReply:
     )
 
     def __init__(
-        self, status: int, headers: Mapping[str, str], parts: list[bytes], transport: asyncio.Transport
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        parts: list[bytes],
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._loop = loop
         self.status = status
         self.headers = headers
         self._parts = parts
@@ -96,7 +103,7 @@ class HTTPStreamedReply:
     async def _wait_for_data(self) -> None:
         if self._waiter is not None:
             raise RuntimeError("A streamed reply has one reader at a time")
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -400,7 +407,7 @@ class Connection(asyncio.Protocol):
         self._status = status
         self._keeps_alive = self._parser.should_keep_alive()
         if self._as_stream:
-            self._stream = HTTPStreamedReply(status, headers, self._parts, self._transport)
+            self._stream = HTTPStreamedReply(status, headers, self._parts, self._transport, self._loop)
             self._resolve(self._stream)
         if self._is_head:
             self._is_complete = True
