@@ -23,6 +23,7 @@ from bench import (
     peers,
     performance_page,
     planning,
+    policy,
     processes,
     rest_rows,
     results,
@@ -46,6 +47,7 @@ GROUPS = {
     "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
+    "policy": "the rules of the operator, up to 1,000",
     "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",
 }
 ONLY_IF_NAMED = {"peers"}
@@ -95,6 +97,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "jobs": lambda: jobs.run(runner, cores, quick=is_quick),
         "starts": lambda: starts.run(runner, cores),
         "planning": planning.run,
+        "policy": policy.run,
         "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
     }
     run[name]()

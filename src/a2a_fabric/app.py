@@ -17,6 +17,7 @@ import msgspec
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, read_environment, resolve_env
+from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest
 from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
@@ -32,6 +33,7 @@ from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.identity.door_entry import DoorEntry
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.identity.shared_keys import StoredKeysFollower
 from a2a_fabric.jobs.jobs import JobDependencies, Jobs
@@ -123,6 +125,7 @@ class Fabric:
         self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
+        self.active_policy = ActivePolicy(self.config.policy)
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
@@ -320,6 +323,7 @@ class Fabric:
 
         register = self.settings.register
         register("auth", prepare_auth)
+        register("policy", lambda config: self.active_policy.prepare(config.policy))
         register("log.level", lambda config: partial(self.telemetry.log.set_level, config.log.level))
         for name in ("limits.timeout_ms", "limits.max_timeout_ms"):
             register(
@@ -501,7 +505,7 @@ class Fabric:
         limits = config.limits
         call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
-        authorize_call = authorize(registry, delegations)
+        authorize_call = authorize(registry, delegations, self.active_policy)
         steps = [observe(self.telemetry), authorize_call, limit(call_limit, self._call_rate)]
         job_steps = [*steps[:2], limit(call_limit)]  # jobs were counted per minute when they were accepted
         self._proxy_steps = GatedProxySteps(
@@ -606,11 +610,12 @@ class Fabric:
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
         metrics = self.telemetry.metrics
+        entry = DoorEntry(plugins.canonical_kind(kind), self._identify, self.active_policy)
         context = DoorContext(
             gateway=self.gateway,
             operations=self.operations,
-            identify=self._identify,
-            narrow_to_views=self._identify.narrow,
+            identify=entry.identify,
+            narrow_to_views=entry.narrow,
             verify_credentials=self._identify.verify_token,
             issuers=list_token_issuers(self.config),
             log=self.telemetry.log_request,

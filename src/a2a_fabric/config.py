@@ -19,6 +19,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.core.rules import PolicyRule
 from a2a_fabric.core.view import View
 from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, TrustedNodeSettings
 from a2a_fabric.jobs.settings import JobSettings
@@ -202,6 +203,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             description="Named sets of agents and tools. Each has its own address (`/views/NAME/mcp`), a key can be "
             "bound to one, and the header `X-Fabric-View` or the query `?view=` narrows one request."
+        ),
+    ] = ()
+    policy: Annotated[
+        tuple[PolicyRule, ...],
+        Meta(
+            description="Rules that deny calls, by caller, door, origin, time, agent and capability. The first rule "
+            "that matches a call decides; without a match, scopes, trust tiers and views decide alone."
         ),
     ] = ()
     limits: LimitSettings = LimitSettings()

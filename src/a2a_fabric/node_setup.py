@@ -17,14 +17,14 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.logins import LoginStore
-from a2a_fabric.core.policy import OPERATOR_ID, SCOPE_KINDS, is_known_scope, is_loopback
+from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver
-from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys
+from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
 from a2a_fabric.logins.cipher import LoginCipher, load_cipher
 from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.logins import Logins
@@ -242,6 +242,27 @@ def build_logins(
         return load_cipher(environ, find_state_folder(environ), in_memory=in_memory)
 
     return Logins(store, OAuthClient(http, guarded_http), load, find_target, base_url, listings)
+
+
+def find_configured_principal(config: Config, principal_id: str) -> Principal:
+    """A caller as its credentials would make it: a key's holder, `psk`, `anonymous`, or a caller of an issuer.
+
+    Raises ConfigError.
+    """
+    views = _index_views(config)
+    if principal_id == OPERATOR_ID:
+        return OPERATOR_PRINCIPAL
+    for key in config.auth.keys:
+        if key.id == principal_id:
+            return make_principal(key.id, key.scopes, key.trust, _find_view(key, views))
+    for issuer in config.auth.issuers:
+        if principal_id.startswith(f"{issuer.id}:"):
+            return Principal(mode="jwt", principal_id=principal_id, scp=issuer.scopes, trust=issuer.trust)
+    anonymous = _make_anonymous_principal(config)
+    if anonymous is not None and principal_id == anonymous.principal_id:
+        return anonymous
+    known = [OPERATOR_ID, *(key.id for key in config.auth.keys), *(f"{each.id}:SUB" for each in config.auth.issuers)]
+    raise ConfigError(f"auth: there is no caller '{principal_id[:128]}'. The callers are: {', '.join(known[:20])}")
 
 
 def list_token_issuers(config: Config) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -31,7 +33,7 @@ class Door:
         self.counted: list[tuple[str, str]] = []
         self.resolve = Resolver(keys, anonymous, lambda mode, status: self.counted.append((mode, status)))
 
-    def refusal(self, **shown: str) -> type[CallerError]:
+    def refusal(self, **shown: Any) -> type[CallerError]:
         with pytest.raises(CallerError) as caught:
             self.resolve(Credentials(**shown))
         assert "alices-key" not in caught.value.message
@@ -82,7 +84,7 @@ def test_without_credentials_the_mode_is_none_where_that_is_allowed() -> None:
         {"host": "10.0.0.7:8000"},
     ],
 )
-def test_pages_of_other_sites_are_not_this_machine_whatever_their_name(shown: dict[str, str]) -> None:
+def test_pages_of_other_sites_are_not_this_machine_whatever_their_name(shown: dict[str, Any]) -> None:
     """A browser lets any page call loopback, under a name that its owner may point there."""
     assert Door(anonymous=HERE).refusal(**shown) is Forbidden
     assert Door(anonymous=OUTSIDE).resolve(Credentials(**shown)) is OUTSIDE
@@ -101,7 +103,7 @@ def test_pages_of_other_sites_are_not_this_machine_whatever_their_name(shown: di
         {},
     ],
 )
-def test_programs_of_this_machine_are_let_in(shown: dict[str, str]) -> None:
+def test_programs_of_this_machine_are_let_in(shown: dict[str, Any]) -> None:
     assert Door(anonymous=HERE).resolve(Credentials(**shown)) is HERE
 
 

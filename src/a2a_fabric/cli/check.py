@@ -69,7 +69,7 @@ def run(config: ConfigFile = None, agents: AgentsFiles = None, env_file: EnvFile
 async def _inspect(setup: NodeSetup) -> CheckReport:
     """Build the node as `up` would, and close it before it serves anything."""
     config = msgspec.structs.replace(setup.config, log=LogSettings(level="error"))
-    node = _build_node(setup, config)
+    node = build_node(setup, config)
     with setup.locate_errors():
         async with node:
             warnings = await _compare_patterns(setup, node)
@@ -111,7 +111,8 @@ async def _compare_patterns(setup: NodeSetup, node: Fabric) -> list[str]:
     ]
 
 
-def _build_node(setup: NodeSetup, config: Config) -> Fabric:
+def build_node(setup: NodeSetup, config: Config) -> Fabric:
+    """The node as `up` would build it, with a store and a log in memory."""
     # `up` has a key under the same conditions.
     has_key = not config.auth.anonymous or setup.environ.get("FABRIC_PSK") or StateFolder(setup.environ).key.read()
     psk = _PLACEHOLDER_KEY if has_key else None

@@ -229,6 +229,22 @@ def _identity() -> None:
     """
 
 
+class PolicyCommands(CommandGroup):
+    rows: ClassVar = {
+        "explain": CommandRow(
+            "policy", "Show whether a call would be allowed, and which rule decides.", "explain_call"
+        ),
+        "test": CommandRow("policy", "Compare the policy with cases and their expected verdicts.", "run_cases"),
+    }
+
+
+def _policy() -> None:
+    """Try the rules of `policy` in fabric.yaml. No node has to run.
+
+    Example: a2a-fabric policy explain psk percy reason
+    """
+
+
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Print the version.
 
@@ -273,6 +289,7 @@ COMMANDS: dict[str, CommandRow] = {
     "identity": CommandRow(
         "program", "Show and rotate the key with which a node signs.", "_identity", IdentityCommands
     ),
+    "policy": CommandRow("program", "Try the rules of the policy.", "_policy", PolicyCommands),
     "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),
     "version": CommandRow("program", "Print the version.", "_version"),

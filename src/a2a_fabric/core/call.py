@@ -34,6 +34,7 @@ from a2a_fabric.core.agent import Capability, TrustTier
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.propagation import DELEGATION_HEADER, Trace, encode_chain_header, format_traceparent
 from a2a_fabric.core.result import Answers, AnyJSON, Event, OriginalMessage, Part, PartKind, Result
+from a2a_fabric.core.rules import Entry
 from a2a_fabric.core.view import View
 
 AuthMode = Literal["psk", "passport", "mandate", "mtls", "jwt", "oauth2", "api_key", "none"]
@@ -70,14 +71,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     mandate: str | msgspec.UnsetType = msgspec.UNSET  # the mandate itself, to be passed on; agents never see it here
     narrowed_by: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # further scopes that must allow, too
     views: tuple[View, ...] | msgspec.UnsetType = msgspec.UNSET  # the caller sees only what all of them include
+    entry: Entry | msgspec.UnsetType = msgspec.UNSET  # set where the node has rules (`policy`)
 
 
 def hide_private(principal: Principal) -> Principal:
-    """The principal as agents get it. A view names agents and tools that are no business of theirs, and a mandate could
-    be used by everybody who has it.
+    """The principal as agents get it. Views and rules name agents and tools that are no business of theirs, and a
+    mandate could be used by everybody who has it.
     """
-    if principal.views or principal.mandate:
-        return msgspec.structs.replace(principal, views=msgspec.UNSET, mandate=msgspec.UNSET)
+    if principal.views or principal.mandate or principal.entry:
+        return msgspec.structs.replace(principal, views=msgspec.UNSET, mandate=msgspec.UNSET, entry=msgspec.UNSET)
     return principal
 
 

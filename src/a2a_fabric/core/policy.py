@@ -1,4 +1,5 @@
-"""Access policy: what a caller may do and see, decided purely from its trust tier, its scopes and its views.
+"""Access policy: what a caller may do and see, decided purely from its trust tier, its scopes, its views, and the
+operator's rules that hold for it (`core.rules`).
 
 Every door, operation and step uses these functions. A scope is `*`, or a kind and a name such as `agent:percy`; a
 name that ends with `*` is a prefix. `scp` is what the credentials allow, `cap` narrows it; a list that is None limits
@@ -31,7 +32,8 @@ from a2a_fabric.core.agent import (
     normalize_name,
 )
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import FabricError, Forbidden, OutOfScope
+from a2a_fabric.core.errors import FabricError, Forbidden, OperatorText, OutOfScope
+from a2a_fabric.core.rules import RuleSet, Verdict
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 
 ALL_SCOPES = "*"
@@ -50,6 +52,7 @@ AccessKey = tuple[
     tuple[str, ...] | None,
     tuple[tuple[str, ...], ...] | msgspec.UnsetType,
     tuple[View, ...] | msgspec.UnsetType,
+    RuleSet | None,
 ]
 
 
@@ -141,7 +144,8 @@ def scopes_from_cap(entries: Iterable[str]) -> tuple[str, ...]:
 
 def make_access_key(principal: Principal) -> AccessKey:
     """A key that is equal for callers with the same access."""
-    return principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views
+    rules = principal.entry.rules if principal.entry else None
+    return principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views, rules
 
 
 def has_no_rights(principal: Principal) -> bool:
@@ -151,6 +155,8 @@ def has_no_rights(principal: Principal) -> bool:
 
 def is_limited(principal: Principal) -> bool:
     """Whether there may be anything that this caller must not know of."""
+    if principal.entry and (rules := principal.entry.rules) is not None and rules.has_denials:
+        return True
     if principal.scp is None and principal.cap is None:
         return principal.trust != "local" or principal.views is not UNSET
     is_narrowed = principal.trust != "local" or principal.views is not UNSET
@@ -166,7 +172,17 @@ def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> s
     is_outside_tier = TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]
     if principal.views is not UNSET and (is_outside_tier or not _is_viewed(principal.views, manifest, capability)):
         return _outside_view_message(manifest.agent_id, capability, principal.views)
-    return _outside_tier_message(manifest.agent_id, principal) if is_outside_tier else None
+    if is_outside_tier:
+        return _outside_tier_message(manifest.agent_id, principal)
+    if principal.entry and (rules := principal.entry.rules) is not None and rules.denies(manifest, capability):
+        return _denied_message(rules, manifest, capability)
+    return None
+
+
+def find_verdict(principal: Principal, manifest: Manifest, capability: str) -> Verdict | None:
+    """What the operator's rules say of a call, for the operator's eyes; None if no rule holds for this caller."""
+    rules = principal.entry.rules if principal.entry else None
+    return None if rules is None else rules.decide(manifest, capability)
 
 
 def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str) -> str | None:
@@ -175,7 +191,10 @@ def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str
         return _outside_scopes_message(agent_id, capability)
     if principal.views:
         return _outside_view_message(agent_id, capability, principal.views)
-    return None if principal.trust == "local" else _outside_tier_message(agent_id, principal)
+    if principal.trust != "local":
+        return _outside_tier_message(agent_id, principal)
+    rule = _find_denial_by_name(principal, agent_id, capability)
+    return None if rule is None else _rule_message(rule, agent_id, capability)
 
 
 def check_agent_name(principal: Principal, agent_id: str) -> None:
@@ -184,6 +203,10 @@ def check_agent_name(principal: Principal, agent_id: str) -> None:
         if not limit.grants("agent", agent_id) and not limit.has_kind("capability"):
             message = f"Refused by policy: agent '{agent_id[:_MAX_SHOWN]}' is outside the scopes of these credentials"
             raise OutOfScope(message, f"agent:{agent_id}", agent_id=agent_id[:_MAX_SHOWN])
+    rule = _find_denial_by_name(principal, agent_id, None)
+    if rule is not None:
+        message = f"Refused by policy: rule '{rule}' keeps agent '{agent_id[:_MAX_SHOWN]}' from this caller"
+        raise Forbidden(message, agent_id=agent_id[:_MAX_SHOWN], rule=rule)
 
 
 def refuse_call(principal: Principal, reason: str, agent_id: str, capability: str) -> Forbidden:
@@ -192,8 +215,12 @@ def refuse_call(principal: Principal, reason: str, agent_id: str, capability: st
     Tools are agents here: a scope of their own kind would tell that there is such a tool.
     """
     message, details = f"Refused by policy: {reason}", {"agent_id": agent_id[:128], "capability": capability[:128]}
+    if isinstance(reason, OperatorText):
+        message = OperatorText(message, f"Refused by policy: {reason.public}")
     if _covers(principal, "agent", agent_id, capability):
-        return Forbidden(message, **details)
+        shown = reason.public if isinstance(reason, OperatorText) else reason
+        rule = shown.split("'", 2)[1] if shown.startswith(_RULE_MARK) else None  # names of rules have no quotes
+        return Forbidden(message, **details, rule=rule)
     return OutOfScope(message, f"agent:{agent_id}", **details)
 
 
@@ -204,17 +231,21 @@ def is_scoped(principal: Principal) -> bool:
 
 def narrow_manifest(principal: Principal, manifest: Manifest) -> Manifest | None:
     """The agent as this caller sees it: with the capabilities that it may call; None without any."""
-    return _narrow(TRUST_RANK[principal.trust], _limits(principal), principal.views or (), manifest)
+    rules = principal.entry.rules if principal.entry else None
+    return _narrow(TRUST_RANK[principal.trust], _limits(principal), principal.views or (), rules, manifest)
 
 
 def narrow_manifests(principal: Principal, manifests: Iterable[Manifest]) -> list[Manifest]:
     """The agents that the caller may call, each with the capabilities that it may call."""
     rank, limits, views = TRUST_RANK[principal.trust], _limits(principal), principal.views or ()
-    narrowed = (_narrow(rank, limits, views, manifest) for manifest in manifests)
+    rules = principal.entry.rules if principal.entry else None
+    narrowed = (_narrow(rank, limits, views, rules, manifest) for manifest in manifests)
     return [manifest for manifest in narrowed if manifest is not None]
 
 
-def _narrow(rank: int, limits: tuple[ScopeSet, ...], views: tuple[View, ...], manifest: Manifest) -> Manifest | None:
+def _narrow(
+    rank: int, limits: tuple[ScopeSet, ...], views: tuple[View, ...], rules: RuleSet | None, manifest: Manifest
+) -> Manifest | None:
     if rank > TRUST_RANK[manifest.trust_tier]:
         return None
     kind, offered = "tool" if manifest.is_tool else "agent", manifest.capabilities
@@ -228,6 +259,10 @@ def _narrow(rank: int, limits: tuple[ScopeSet, ...], views: tuple[View, ...], ma
         if not view.may_include(manifest):
             return None
         offered = tuple(each for each in offered if view.includes(manifest, each.name))
+    if rules is not None and rules.has_denials:
+        if not manifest.capabilities and rules.hides_unlisted(manifest):
+            return None
+        offered = tuple(each for each in offered if not rules.denies(manifest, each.name))
     if len(offered) == len(manifest.capabilities):  # also for an agent that has not published its capabilities
         return manifest
     return msgspec.structs.replace(manifest, capabilities=offered) if offered else None
@@ -304,6 +339,11 @@ def check_send(principal: Principal, name: str, manifest: Manifest | None) -> No
     if principal.views and (manifest is None or not _is_viewed(principal.views, manifest, EVERY_CAPABILITY)):
         reason = _outside_view_message(name, EVERY_CAPABILITY, principal.views)
         raise Forbidden(f"Refused by policy: {reason}", agent_id=name[:_MAX_SHOWN])
+    rules = principal.entry.rules if principal.entry else None
+    if rules is not None and manifest is not None and rules.denies(manifest, EVERY_CAPABILITY):
+        raise refuse_call(principal, _denied_message(rules, manifest, EVERY_CAPABILITY), name, "*")
+    if manifest is None and (rule := _find_denial_by_name(principal, name, EVERY_CAPABILITY)) is not None:
+        raise refuse_call(principal, _rule_message(rule, name, EVERY_CAPABILITY), name, "*")
 
 
 def check_inbox(principal: Principal, name: str, *, is_own: bool) -> None:
@@ -375,6 +415,30 @@ def _outside_view_message(agent_id: str, capability: str, views: tuple[View, ...
     names = " and ".join(f"'{view.name}'" for view in views)
     name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
     return f"{name} is outside the view {names} of this caller"
+
+
+_RULE_MARK = "rule "
+
+
+def _rule_message(rule: str, agent_id: str, capability: str) -> str:
+    name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
+    return f"{_RULE_MARK}'{rule}' denies this caller {name}"
+
+
+def _denied_message(rules: RuleSet, manifest: Manifest, capability: str) -> str:
+    """The operator reads which rule it was. Others read the one that names alone suggest; see `core.rules`."""
+    rule, agent_id = str(rules.decide(manifest, capability).rule), manifest.agent_id
+    shown_rule = rules.find_denial_by_name(agent_id, capability) or rule
+    message = _rule_message(shown_rule, agent_id, capability)
+    return message if rule == shown_rule else OperatorText(_rule_message(rule, agent_id, capability), message)
+
+
+def _find_denial_by_name(principal: Principal, agent_id: str, capability: str | None) -> str | None:
+    """The operator may know which agents there are; its rules are its own."""
+    rules = principal.entry.rules if principal.entry else None
+    if rules is None or acts_as_operator(principal):
+        return None
+    return rules.find_denial_by_name(agent_id, capability)
 
 
 def _outside_tier_message(agent_id: str, principal: Principal) -> str:

@@ -24,6 +24,7 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     CapabilityNotFound,
     FabricError,
+    OperatorText,
     UpstreamInterrupted,
 )
 from a2a_fabric.core.policy import find_refusal, is_visible, list_callable_capabilities, refuse_call
@@ -323,7 +324,8 @@ class _Alternatives:
 
     def _record_refusal(self, manifest: Manifest, reason: str) -> None:
         if is_visible(self._request.principal, manifest):  # others must not be disclosed
-            self.refused.append(RouteRefusal(agent_id=manifest.agent_id, reason=reason))
+            public_reason = reason.public if isinstance(reason, OperatorText) else reason
+            self.refused.append(RouteRefusal(agent_id=manifest.agent_id, reason=public_reason))
 
 
 def _may_stand_in_for(manifest: Manifest, target: Manifest) -> bool:

@@ -107,15 +107,15 @@ def _may_concern(pattern: str, prefix: str, manifest: Manifest) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return _compile(patterns).fullmatch(name) is not None
+    return compile_patterns(patterns).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=65_536)
 def _matches_tool(name: str, patterns: tuple[str, ...]) -> bool:
-    return _compile(tuple(map(normalize_name, patterns))).fullmatch(name) is not None
+    return compile_patterns(tuple(map(normalize_name, patterns))).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=1024)
-def _compile(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     escaped = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
     return re.compile("|".join(escaped) or r"(?!)", re.DOTALL)

@@ -13,6 +13,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
 from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
 from a2a_fabric.core.view import View
+from a2a_fabric.identity.peer import NO_PEER, Peer
 from a2a_fabric.identity.shared_keys import SharedKeys
 
 _SCHEMES = ("bearer", "apikey")
@@ -28,6 +29,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     passport: str | None = None  # of `X-Agent-Passport`
     identity: str | None = None  # under which `TrustedNodes` keeps the verified identity of this request
     view: str | None = None  # the views to which the request narrows itself, separated by commas
+    peer: Peer = NO_PEER  # the other end of the connection
 
     @property
     def bearer(self) -> str | None:
@@ -40,7 +42,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_single(self) -> bool:
         """Whether `authorization` is all that identifies the caller."""
-        return self.passport is None and (self.api_key is None or self.authorization is None)
+        is_alone = self.passport is None and self.peer.certificate is None
+        return is_alone and (self.api_key is None or self.authorization is None)
 
     @property
     def is_cross_site(self) -> bool:

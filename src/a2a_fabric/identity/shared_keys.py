@@ -83,7 +83,7 @@ class SharedKeys:
 
     def set_configured(self, keys: Iterable[SharedKey]) -> None:
         self._configured = {
-            key.digest: KnownKey(key.digest, _make_principal(key.principal_id, key.scopes, key.trust, key.view))
+            key.digest: KnownKey(key.digest, make_principal(key.principal_id, key.scopes, key.trust, key.view))
             for key in keys
         }
         self._notify()
@@ -123,7 +123,7 @@ def make_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def _make_principal(name: str, scopes: tuple[str, ...] | None, trust: TrustTier, view: View | None) -> Principal:
+def make_principal(name: str, scopes: tuple[str, ...] | None, trust: TrustTier, view: View | None) -> Principal:
     views = UNSET if view is None else (view,)
     return Principal(mode="psk", principal_id=name, scp=scopes, trust=trust, views=views)
 
@@ -201,5 +201,5 @@ class StoredKeysFollower:
                 row.view,
             )
             return None
-        principal = _make_principal(row.name, row.scopes, row.trust, view)
+        principal = make_principal(row.name, row.scopes, row.trust, view)
         return KnownKey(row.digest, principal, row.expires_at, row.key_id)

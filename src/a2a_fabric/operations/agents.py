@@ -13,7 +13,15 @@ from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Statu
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.policy import REGISTER_SCOPE, acts_as_operator, administers, is_limited, redact_health_reason
+from a2a_fabric.core.policy import (
+    REGISTER_SCOPE,
+    acts_as_operator,
+    administers,
+    find_verdict,
+    is_limited,
+    redact_health_reason,
+    reveal_to_operator,
+)
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
@@ -169,8 +177,20 @@ class AgentOperations:
                 plan = share_load(plan, self._gateway.count_calls)
             return Result(data=render_plan(plan, self._gateway.registry.find_runtime_kind, request.principal))
         except Forbidden as error:
+            reveal_to_operator(error, request.principal)
             refusal: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
-            return Result(data={**refusal, "policy": {"allowed": False, "reason": error.message}})
+            verdict = {"reason": error.message, "rule": self._find_rule(arguments, request, error)}
+            return Result(
+                data={**refusal, "policy": {"allowed": False} | {k: v for k, v in verdict.items() if v is not None}}
+            )
+
+    def _find_rule(self, arguments: PreviewArguments, request: OperationRequest, error: Forbidden) -> Any:
+        """The rule that refuses the call: for the operator exactly, for others as the refusal names it."""
+        manifest = self._gateway.registry.catalog.get(arguments.agent_id)
+        if manifest is None or not acts_as_operator(request.principal):
+            return error.details.get("rule")
+        verdict = find_verdict(request.principal, manifest, arguments.capability)
+        return None if verdict is None else verdict.rule
 
 
 def _hide_fallbacks(visible: AgentIndex, manifest: Manifest) -> Manifest:

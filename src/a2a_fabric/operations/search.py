@@ -98,7 +98,8 @@ class SearchOperations:
         async with self._lock:
             # Every index separates the tiers.
             is_shared = registry.catalog_for(principal) is registry.catalog
-            if is_shared and principal.scp is None and principal.cap is None and not principal.views:
+            is_whole = principal.scp is None and principal.cap is None and not principal.views and not principal.entry
+            if is_shared and is_whole:
                 await self._index.update(registry.catalog.agents)
                 return self._index.index
             access_key = make_access_key(principal), None if is_shared else find_login_owner(principal)

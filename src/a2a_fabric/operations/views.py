@@ -7,7 +7,7 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Health, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import redact_endpoint, redact_health_reason, redact_metadata, redact_reason
+from a2a_fabric.core.policy import find_verdict, redact_endpoint, redact_health_reason, redact_metadata, redact_reason
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import RoutePlan
 from a2a_fabric.registry.agent_tools import AgentToolReport
@@ -162,6 +162,8 @@ def render_plan(
 ) -> dict[str, Any]:
     """The plan that a call would follow right now."""
     first = plan.candidates[0]
+    verdict = find_verdict(principal, first.manifest, plan.capability)
+    rule = {} if verdict is None or verdict.rule is None else {"rule": verdict.rule}
     return {
         "agent_id": plan.agent_id,
         "capability": plan.capability,
@@ -170,7 +172,7 @@ def render_plan(
             **redact_endpoint(first.manifest, principal),
             "adapter": find_runtime_kind(first.manifest),
         },
-        "policy": {"allowed": True, "reason": plan.skipped or first.reason},
+        "policy": {"allowed": True, "reason": plan.skipped or first.reason, **rule},
         "fallbacks": [
             {
                 "agent_id": candidate.manifest.agent_id,

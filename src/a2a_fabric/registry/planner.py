@@ -36,7 +36,8 @@ class Planner:
         kept = self._plans_by_identity.get(identity)
         if kept is not None and kept[0] is principal and kept[1] is own_catalog:
             return kept[2]
-        who = (principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views)
+        rules = principal.entry.rules if principal.entry else None
+        who = (principal.trust, principal.scp, principal.cap, principal.narrowed_by, principal.views, rules)
         key = (agent_id, capability, stream, any_agent, *who, None if own_catalog is catalog else own_catalog)
         plan = self._plans.get(key)
         if plan is None:

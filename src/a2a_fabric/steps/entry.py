@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import MAX_CAPABILITY_NAME
 from a2a_fabric.core.call import Call, Emit, Handler, Step
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
@@ -70,13 +71,18 @@ class AgentRegistry(Protocol):
         ...
 
 
-def authorize(registry: AgentRegistry, delegation_guard: DelegationGuard | None = None) -> Step:
+def authorize(
+    registry: AgentRegistry,
+    delegation_guard: DelegationGuard | None = None,
+    active_policy: ActivePolicy | None = None,
+) -> Step:
     """Refuses calls that policy does not allow, and calls that went in a circle.
 
     Separators count once in names, so a name could be as long as a request and still name a capability. What the
     steps behind this one keep, log and store under the name is bounded here.
     """
     delegation_guard = delegation_guard or DelegationGuard()
+    active_policy = active_policy or ActivePolicy()
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
@@ -85,6 +91,8 @@ def authorize(registry: AgentRegistry, delegation_guard: DelegationGuard | None 
                 raise BadInput(
                     f"The name of a capability has at most {MAX_CAPABILITY_NAME} characters", field="capability"
                 )
+            if active_policy.policy is not None or call.auth.entry:
+                call = active_policy.bind_call(call)
             manifest = registry.catalog.get(target.agent_id)
             if call.delegation_chain:
                 delegation_guard.check(call.delegation_chain, None if manifest is None else manifest.agent_id)

@@ -276,7 +276,7 @@ def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
         kept = head.derived.get(key)
         if kept is None or kept[0] is not sent:  # the first request, or another content length
             headers = [*sent, view_header]
-            narrowed = RequestHead(headers) if kept is None else kept[1][HEAD_KEY].with_headers(headers)
+            narrowed = RequestHead(headers, peer=head.peer) if kept is None else kept[1][HEAD_KEY].with_headers(headers)
             kept = head.derived[key] = sent, {**fields, "headers": headers, HEAD_KEY: narrowed}
         return app({**scope, **kept[1]}, receive, send)
 
@@ -308,7 +308,7 @@ def _add_views(scope: Any, names: list[str], prefix: str, path: str) -> Any:
     headers.append((VIEW_HEADER, ",".join((*named, *names)).encode("latin-1", "replace")))
     raw_path = quote(path).encode()
     narrowed = {**scope, "path": path, "raw_path": raw_path, "headers": headers, VIEW_PREFIX_KEY: prefix}
-    narrowed[HEAD_KEY] = RequestHead(headers)
+    narrowed[HEAD_KEY] = RequestHead(headers, peer=head_from_scope(scope).peer)
     return narrowed
 
 

@@ -49,7 +49,8 @@ class IdentityMiddleware:
             else:  # a WebSocket has no body to compare the identity with
                 kept_at = self._trusted_nodes.keep_unusable()
                 try:
-                    await app({**scope, HEAD_KEY: RequestHead(scope["headers"], kept_at)}, receive, send)
+                    head = RequestHead(scope["headers"], kept_at, head_from_scope(scope).peer)
+                    await app({**scope, HEAD_KEY: head}, receive, send)
                 finally:
                     self._trusted_nodes.forget(kept_at)
 
@@ -73,7 +74,7 @@ class IdentityMiddleware:
             return
         except TimeoutError:
             kept_at = self._trusted_nodes.keep_unusable()
-        checked = {**scope, HEAD_KEY: RequestHead(scope["headers"], kept_at)}
+        checked = {**scope, HEAD_KEY: RequestHead(scope["headers"], kept_at, head.peer)}
         if body is not None:
             receive = replay_body(body, receive)
             if shortcut is not None:

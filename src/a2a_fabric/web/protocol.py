@@ -31,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.edge import HEAD_KEY, ON_DISCONNECT_KEY, SHORTCUT_KEY, RequestHead
+from a2a_fabric.identity.peer import NO_PEER, PEER_KEY, Peer, read_certificate
 from a2a_fabric.web.asgi import encode_error
 from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
 
@@ -70,7 +71,9 @@ class HttpProtocol(HttpToolsProtocol):
     waiting: dict[HttpProtocol, None] = {}  # noqa: RUF012  # the subclass has its own
     request_seconds = 10.0
     unread_seconds = 60.0
+    asks_certificate = False  # whether clients may show a certificate
 
+    _peer = NO_PEER
     _disconnect_callback: DisconnectCallback | None = None
     _last_head: CachedHead | None = None  # the head of the last request on the fast path
     _is_fast = False  # whether the request that is being parsed takes the fast path
@@ -189,6 +192,10 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         self.flow = ConnectionFlow(transport)
+        certificate = read_certificate(transport.get_extra_info("ssl_object")) if self.asks_certificate else None
+        self._peer = Peer(address=self.client[0] if self.client else "", certificate=certificate)
+        if certificate is not None:
+            self.app_state = {**self.app_state, PEER_KEY: self._peer}
         self._idle_since = self.loop.time()
         self._set_timer(self.request_seconds)
         self.waiting[self] = None
@@ -249,7 +256,7 @@ class HttpProtocol(HttpToolsProtocol):
         path, door = route
         last = self._last_head
         if last is None or last.headers != self.headers or last.path != path:
-            last = self._last_head = CachedHead(path, door, self.headers, RequestHead(self.headers))
+            last = self._last_head = CachedHead(path, door, self.headers, RequestHead(self.headers, peer=self._peer))
         self._is_fast = True
         self._start_fast_request(last, None)
 

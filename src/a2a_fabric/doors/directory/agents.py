@@ -165,7 +165,7 @@ class AgentDirectory:
         allowed = self._sort_by_rank(
             each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
         )
-        if not allowed and is_limited(principal) and (is_scoped(principal) or principal.views):
+        if not allowed and is_limited(principal) and (is_scoped(principal) or principal.views or principal.entry):
             message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
             raise OutOfScope(message, f"capability:{action}", capability=action[:_MAX_ECHO])
         if not allowed:

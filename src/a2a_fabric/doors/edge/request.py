@@ -25,6 +25,7 @@ from a2a_fabric.core.propagation import (
 )
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.doors.context import DoorContext, Receive
+from a2a_fabric.identity.peer import NO_PEER, Peer, peer_from_scope
 from a2a_fabric.identity.resolver import Credentials
 
 T = TypeVar("T")
@@ -79,12 +80,13 @@ class RequestHead:
     request; `derived` holds what doors have computed from the headers alone.
     """
 
-    __slots__ = ("_credentials", "_headers", "derived", "has_journey", "identity")
+    __slots__ = ("_credentials", "_headers", "derived", "has_journey", "identity", "peer")
 
-    def __init__(self, headers: list[tuple[bytes, bytes]], identity: str | None = None) -> None:
+    def __init__(self, headers: list[tuple[bytes, bytes]], identity: str | None = None, peer: Peer = NO_PEER) -> None:
         """`identity` is where the verified identity of the request is kept; see `web.identity_middleware`."""
         self._headers = dict(headers)
         self.identity = identity
+        self.peer = peer
         if len(self._headers) < len(headers):
             for combined in _COMBINED_HEADERS:  # joined by commas, two credentials are none
                 if combined in self._headers:
@@ -96,7 +98,7 @@ class RequestHead:
 
     def with_headers(self, headers: list[tuple[bytes, bytes]]) -> RequestHead:
         """The same head with another content length, on which nothing in `derived` depends."""
-        head = RequestHead(headers)
+        head = RequestHead(headers, peer=self.peer)
         head._credentials, head.derived = self._credentials, self.derived
         return head
 
@@ -127,6 +129,8 @@ class RequestHead:
                 passport=self.get(PASSPORT_HEADER),
                 identity=self.identity,
                 view=self.get(VIEW_HEADER),
+                origin=self.get(b"origin"),
+                peer=self.peer,
             )
         return Credentials(
             passport=self.get(PASSPORT_HEADER),
@@ -135,6 +139,7 @@ class RequestHead:
             api_key=self.get(b"x-api-key"),
             host=self.get(b"host"),
             origin=self.get(b"origin"),
+            peer=self.peer,
         )
 
     @property
@@ -182,7 +187,7 @@ def _read_token_protocol(header: str) -> str | None:
 def head_from_scope(scope: Any) -> RequestHead:
     head: RequestHead | None = scope.get(HEAD_KEY)
     if head is None:
-        head = scope[HEAD_KEY] = RequestHead(scope["headers"])
+        head = scope[HEAD_KEY] = RequestHead(scope["headers"], peer=peer_from_scope(scope))
     return head
 
 

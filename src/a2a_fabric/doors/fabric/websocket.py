@@ -20,7 +20,7 @@ from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import MaybeChain, Trace, current_trace, new_trace
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import JSON_TOO_DEEP, RequestHead, build_error_headers, reject_handshake
+from a2a_fabric.doors.edge import JSON_TOO_DEEP, build_error_headers, head_from_scope, reject_handshake
 from a2a_fabric.doors.fabric.http import (
     FabricSocketRequest,
     build_event_body,
@@ -43,7 +43,7 @@ class FabricWebSocketEndpoint:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
-        head = RequestHead(scope["headers"])
+        head = head_from_scope(scope)
         try:
             principal, delegation_chain = self._context.identify(head.credentials), head.delegation_chain
             self._context.acquire_stream(principal.principal_id)

@@ -387,7 +387,7 @@ class McpWebSocketEndpoint:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
-        head = RequestHead(scope["headers"])
+        head = head_from_scope(scope)
         try:
             principal, chain = self._context.identify(head.credentials), head.delegation_chain
             self._context.acquire_stream(principal.principal_id)

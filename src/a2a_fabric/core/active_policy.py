@@ -1,0 +1,82 @@
+"""The policy that is in force on a node now: binds callers to the rules that hold for them, and can be replaced.
+
+A door's caller is bound when it is identified (`bind`). The step *authorize* binds again (`bind_call`): calls of jobs,
+messages and long connections began earlier, when other rules held, and only a call says on whose behalf it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.rules import CallerFacts, Entry, Policy, PolicyRule, RuleSet
+
+_MAX_BOUND = 8192
+
+
+class ActivePolicy:
+    """`rules` is None while the node has no rules: then nothing here is used."""
+
+    def __init__(self, rules: Sequence[PolicyRule] = (), clock: Callable[[], float] = time.time) -> None:
+        """Raises ConfigError."""
+        self.policy: Policy | None = None
+        self._clock = clock
+        self._bound: dict[tuple[int, int, str, str, str], tuple[Principal, RuleSet | None, Principal]] = {}
+        self.replace(rules)
+
+    def replace(self, rules: Sequence[PolicyRule]) -> None:
+        """Put other rules in force, from the next request on. Raises ConfigError, and keeps the old ones."""
+        self.prepare(rules)()
+
+    def prepare(self, rules: Sequence[PolicyRule]) -> Callable[[], None]:
+        """Compile rules; the function puts them in force. Raises ConfigError."""
+        policy = Policy(rules) if rules else None
+
+        def take_effect() -> None:
+            self.policy = policy
+            self._bound.clear()
+
+        return take_effect
+
+    def bind(self, principal: Principal, door: str, address: str, site: str, on_behalf_of: str = "") -> Principal:
+        """The principal with the rules that hold for it now; the same object for the same caller and rules."""
+        policy = self.policy
+        if policy is None:
+            return msgspec.structs.replace(principal, entry=msgspec.UNSET) if principal.entry else principal
+        if not policy.uses_origin:
+            address = site = ""
+        facts = CallerFacts(
+            principal.principal_id or "",
+            principal.delegate_id or "",
+            on_behalf_of if policy.uses_on_behalf_of else "",
+            principal.trust,
+            door,
+            address,
+            site,
+        )
+        rules = policy.select(facts, self._clock())
+        if principal.entry and principal.entry.rules is rules and principal.entry.door == door:
+            return principal
+        key = (id(principal), id(rules), door, address, site)
+        known = self._bound.get(key)
+        if known is not None:
+            return known[2]
+        entry = Entry(door, address, site)
+        entry.rules = rules
+        bound = msgspec.structs.replace(principal, entry=entry)
+        if len(self._bound) >= _MAX_BOUND:
+            self._bound.clear()
+        self._bound[key] = principal, rules, bound  # keeps both, so that their ids stay their own
+        return bound
+
+    def bind_call(self, call: Call) -> Call:
+        auth, reported = call.auth, call.on_behalf_of
+        entry = auth.entry or _NO_ENTRY
+        behalf = (reported.principal_id or "") if reported else ""
+        bound = self.bind(auth, entry.door, entry.address, entry.site, behalf)
+        return call if bound is auth else msgspec.structs.replace(call, auth=bound)
+
+
+_NO_ENTRY = Entry()

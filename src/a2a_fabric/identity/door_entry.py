@@ -1,0 +1,27 @@
+"""How one door identifies callers: as the node does, and with the operator's rules that hold at this door."""
+
+from __future__ import annotations
+
+from a2a_fabric.core.active_policy import ActivePolicy
+from a2a_fabric.core.call import Principal
+from a2a_fabric.identity.resolver import Credentials, Resolver
+
+
+class DoorEntry:
+    def __init__(self, door: str, resolver: Resolver, active_policy: ActivePolicy) -> None:
+        self._door = door
+        self._resolver = resolver
+        self._active_policy = active_policy
+
+    def identify(self, credentials: Credentials) -> Principal:
+        """Raises as the resolver does."""
+        principal = self._resolver(credentials)
+        return principal if self._active_policy.policy is None else self._bind(principal, credentials)
+
+    def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
+        """A principal that the door itself admits, with the views that the request names. Raises BadInput."""
+        narrowed = self._resolver.narrow(principal, credentials)
+        return narrowed if self._active_policy.policy is None else self._bind(narrowed, credentials)
+
+    def _bind(self, principal: Principal, credentials: Credentials) -> Principal:
+        return self._active_policy.bind(principal, self._door, credentials.peer.address, credentials.origin or "")
