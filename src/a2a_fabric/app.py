@@ -5,6 +5,7 @@ What is built here is closed here, in reverse order."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ from a2a_fabric.core.stores import DescriptionStore, Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.federation.source import FederationSource
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.door_entry import DoorEntry
 from a2a_fabric.identity.resolver import Credentials
@@ -49,6 +51,7 @@ from a2a_fabric.node_setup import (
     Authentication,
     LazyNodeKeys,
     build_logins,
+    build_source,
     build_trusted_nodes,
     list_token_issuers,
     list_view_warnings,
@@ -78,7 +81,6 @@ from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, read_terms
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
-from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
 from a2a_fabric.runtime_factory import DEFAULT_KIND, NodeIdentity, RuntimeFactory, resolve_runtime_kind
@@ -121,8 +123,9 @@ class Fabric:
         self.store_address = resolve_store_address(self.config, base)
         self._environ = read_environment() if environ is None else environ
         self._mounted_agents = {agent.agent_id: agent for agent in agents}
-        files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
-        self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
+        if sources is None:
+            sources = [build_source(name, self._base, self.config.federation) for name in self.config.agents]
+        self._sources: list[AgentSource] = [_MountedAgents(agents), *sources]
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
         self.active_policy = ActivePolicy(self.config.policy)
@@ -178,6 +181,7 @@ class Fabric:
         """All parts of the node, each after those that it needs."""
         config = self.config
         self.telemetry = self._build_telemetry(stack)
+        self._connect_sources(stack)
         registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
         registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)
         reserved = self._reserve_names()
@@ -359,6 +363,15 @@ class Fabric:
         for warning in list_view_warnings(self.config, catalog):
             _log.warning("%s", warning)
 
+    def _connect_sources(self, stack: AsyncExitStack) -> None:
+        """Cards and registries at URLs are read, and their agents reached, through a guarded client."""
+        self._federation_guard = Guard(allow=self.config.federation.allow)
+        self._federation_client = OutboundClient(self._federation_guard)
+        stack.push_async_callback(self._federation_client.aclose)
+        for source in self._sources:
+            if isinstance(source, FederationSource):
+                source.http = self._federation_client
+
     async def _check_store(self) -> None:
         """The smallest question to the store. Raises StoreError."""
         await self.store.jobs.get("none")
@@ -397,13 +410,15 @@ class Fabric:
 
     def _build_runtime_pool(self, stack: AsyncExitStack) -> RuntimePool:
         limits = self.config.limits
+        context = self._build_runtime_context(stack)
         factory = RuntimeFactory(
             self.config.registration.runtimes,
-            self._build_runtime_context(stack),
+            context,
             self._reach,
             self._on_runtime_identified,
             self.logins,
             self._node_identity,
+            dataclasses.replace(context, http=self._federation_client, guard=self._federation_guard),
         )
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(
@@ -437,6 +452,7 @@ class Fabric:
             http=http,
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
+            overlay=None if config.federation.overlay is None else self._base / config.federation.overlay,
             mounted=self._mounted_agents,
             callbacks=self._callbacks,
             environ=self._environ,

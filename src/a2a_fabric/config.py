@@ -14,13 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric import plugins
-from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.agent import Audience, TrustTier
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.core.rules import PolicyRule
 from a2a_fabric.core.view import View
+from a2a_fabric.federation.settings import FederationSettings
 from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, TrustedNodeSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
@@ -54,6 +55,13 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     view: Annotated[
         str | None,
         Meta(description="A view (`views`) beyond which its holder sees and calls nothing, at any door. Unset: none."),
+    ] = None
+    audiences: Annotated[
+        tuple[Audience, ...] | None,
+        Meta(
+            description="Its holder sees and calls only agents whose `audience` (the `context` of a card) is one of "
+            "these, and agents without one. Unset: as its `trust` allows."
+        ),
     ] = None
 
 
@@ -194,8 +202,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     agents: Annotated[
         tuple[str, ...],
-        Meta(description="Manifest files, relative to this one. If two files name the same agent, the first one wins."),
+        Meta(
+            description="Where agents are declared, relative to this file: files of manifests, folders of agents, a "
+            "`registry.json` or an `agent.json`, or the URL of one. If two of them name the same agent, the first wins."
+        ),
     ] = ("agents.yaml",)
+    federation: FederationSettings = FederationSettings()
     auth: AuthSettings = AuthSettings()
     identity: IdentitySettings = IdentitySettings()
     views: Annotated[

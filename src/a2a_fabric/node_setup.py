@@ -18,10 +18,12 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
-from a2a_fabric.core.ports import load_module
+from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.federation.settings import FederationSettings
+from a2a_fabric.federation.source import FederationSource, is_federation_source, is_url
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
@@ -32,6 +34,7 @@ from a2a_fabric.logins.oauth import LoginTarget, OAuthClient
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.registry.names import ReservedNames
+from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
@@ -48,6 +51,14 @@ def resolve_store_address(config: Config, base: Path | None) -> str:
         return "memory:" if base is None else build_default_address(base)
     address = config.store.address if isinstance(config.store, StoreTable) else config.store
     return resolve_address(address, base or Path.cwd())
+
+
+def build_source(location: str | Path, base: Path, settings: FederationSettings) -> AgentSource:
+    """The source of one entry of `agents`: a file of manifests, or a folder, a card, a registry, or a URL."""
+    if is_url(str(location)):
+        return FederationSource(str(location), settings)
+    path, is_default = base / location, str(location) == "agents.yaml"
+    return FederationSource(path, settings) if is_federation_source(path) else AgentsFile(path, optional=is_default)
 
 
 async def open_store(address: str) -> Store:
@@ -83,10 +94,7 @@ def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:
     """
     _check_scopes(config)
     views = _index_views(config)
-    keys = [
-        SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust, view=_find_view(k, views))
-        for k in config.auth.keys
-    ]
+    keys = [_make_shared_key(each, views) for each in config.auth.keys]
     secret = config.auth.psk or psk
     if secret:
         keys.insert(0, SharedKey(principal_id=OPERATOR_ID, secret=secret))
@@ -254,7 +262,7 @@ def find_configured_principal(config: Config, principal_id: str) -> Principal:
         return OPERATOR_PRINCIPAL
     for key in config.auth.keys:
         if key.id == principal_id:
-            return make_principal(key.id, key.scopes, key.trust, _find_view(key, views))
+            return make_principal(key.id, key.scopes, key.trust, _make_shared_key(key, views).views)
     for issuer in config.auth.issuers:
         if principal_id.startswith(f"{issuer.id}:"):
             return Principal(mode="jwt", principal_id=principal_id, scp=issuer.scopes, trust=issuer.trust)
@@ -322,6 +330,18 @@ def _index_views(config: Config) -> dict[str, View]:
             raise ConfigError(f"views: there are two views named '{view.name}'. Give each a name of its own")
         views[view.name] = view
     return views
+
+
+def _make_shared_key(key: AuthKey, views: Mapping[str, View]) -> SharedKey:
+    """Raises ConfigError."""
+    return SharedKey(
+        principal_id=key.id,
+        secret=key.key,
+        scopes=key.scopes,
+        trust=key.trust,
+        view=_find_view(key, views),
+        audiences=key.audiences,
+    )
 
 
 def _find_view(key: AuthKey, views: Mapping[str, View]) -> View | None:

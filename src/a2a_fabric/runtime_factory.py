@@ -16,6 +16,8 @@ from a2a_fabric.core.agent import AGENT_KEY, Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.federation.git import GIT_RUNTIME
+from a2a_fabric.federation.git_runtime import GitAgentRuntime
 from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
@@ -24,9 +26,10 @@ from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.probing.addresses import detect
 from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
 from a2a_fabric.probing.findings import Finding
-from a2a_fabric.registry.registration_policy import read_terms
+from a2a_fabric.registry.registration_policy import RegistrationTerms, read_terms
 from a2a_fabric.registry.runtime_pool import RuntimeLoader
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.dependencies import DependentRuntime, needs_check
 from a2a_fabric.runtimes.per_principal import LoginTokens, PerPrincipalRuntime, PerPrincipalSettings
 
 _GUESS_SECONDS = 3.0  # for each probe of an agent whose manifest names no runtime
@@ -99,12 +102,15 @@ class RuntimeFactory:
         on_identified: OnIdentified,
         logins: LoginTokens,
         identity: NodeIdentity,
+        foreign_context: RuntimeContext,
     ) -> None:
+        """`foreign_context` is for agents whose addresses come from cards and registries at URLs."""
         self.loading = RuntimeLoader(
-            infer_runtime_kind, plugins.load_runtime, frozenset(plugins.list_builtin_kinds("runtimes"))
+            infer_runtime_kind, _import_kind, frozenset({GIT_RUNTIME, *plugins.list_builtin_kinds("runtimes")})
         )
         self._kinds = kinds
         self._context = context
+        self._foreign_context = foreign_context
         self._reach = reach
         self._on_identified = on_identified
         self._logins = logins
@@ -122,7 +128,9 @@ class RuntimeFactory:
     def build(self, manifest: Manifest) -> Runtime:
         """Raises FabricError."""
         terms = read_terms(manifest)
-        context = self._context if terms is None else self._guarded_contexts[self._reach.guard_for(terms.trust)]
+        context = self._choose_context(manifest, terms)
+        if manifest.runtime == GIT_RUNTIME and terms is None:
+            return GitAgentRuntime(manifest, self._build_clone)
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
         if IDENTITY_KEY in resolved.endpoint and terms is not None:
             raise BadInput("Only the operator's files can say what is signed for an agent (`identity`)")
@@ -142,6 +150,18 @@ class RuntimeFactory:
             partial(_build_runtime, context=context),
             self._on_identified,
         )
+
+    def _choose_context(self, manifest: Manifest, terms: RegistrationTerms | None) -> RuntimeContext:
+        """Addresses that the operator did not write are checked at every connection."""
+        if terms is not None:
+            return self._guarded_contexts[self._reach.guard_for(terms.trust)]
+        is_remote = manifest.origin is not None and manifest.origin.location == "remote"
+        return self._foreign_context if is_remote else self._context
+
+    async def _build_clone(self, manifest: Manifest) -> Runtime:
+        """The runtime of an agent whose clone is on this machine. Raises FabricError."""
+        await self.loading.load(infer_runtime_kind(manifest))
+        return self.build(manifest)
 
     def _build_per_principal(self, manifest: Manifest, context: RuntimeContext) -> Runtime:
         """Raises BadInput for a bad `auth`, or a runtime that takes no token."""
@@ -177,9 +197,15 @@ class RuntimeFactory:
         return finding
 
 
+def _import_kind(kind: str) -> None:
+    if kind != GIT_RUNTIME:  # it is imported already, and its clone names the runtime that does the work
+        plugins.load_runtime(kind)
+
+
 def _build_runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
     """Raises FabricError."""
-    return plugins.load_runtime(infer_runtime_kind(manifest)).build(manifest, context)
+    runtime = plugins.load_runtime(infer_runtime_kind(manifest)).build(manifest, context)
+    return DependentRuntime(manifest, runtime, context) if needs_check(manifest) else runtime
 
 
 def infer_runtime_kind(manifest: Manifest) -> str:

@@ -73,7 +73,8 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
     with setup.locate_errors():
         async with node:
             warnings = await _compare_patterns(setup, node)
-            problems = [*node.registry.errors.values(), *await _find_problems(setup, node)]
+            registry = node.registry
+            problems = [*registry.errors.values(), *registry.left_out.values(), *await _find_problems(setup, node)]
             catalog = node.registry.catalog
             return CheckReport(
                 ok=not problems,
@@ -167,7 +168,7 @@ class _DemoSource:
 async def _find_problems(setup: NodeSetup, node: Fabric) -> list[str]:
     """The problems of single agents, each with the line of its declaration."""
     problems: list[str] = []
-    for path in setup.agents_files:
+    for path in setup.manifest_files:
         if str(path) not in node.registry.errors:
             problems += [message async for message in _find_problems_in(path, node)]
     return problems

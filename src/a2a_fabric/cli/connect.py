@@ -73,7 +73,7 @@ def connect_client(
     """
     environ = read_environment()
     mcp_client = _find_client(client)
-    plan = _Plan(mcp_client, name, environ, config=config, agents=tuple(agents or ()))
+    plan = _Plan(mcp_client, name, environ, config=config, agents=tuple(map(Path, agents or ())))
     with report_errors(as_json=as_json):
         node_url = _choose_url(http, url, environ)
     if only_print:
@@ -290,7 +290,7 @@ class _Plan:
         return {name: servers[name] for name in find_present(parse_servers({"mcpServers": servers}, ""), present)}
 
     def _read_agents(self) -> list[Manifest]:
-        return [manifest for path in self.setup.agents_files for manifest in read_manifests(path)]
+        return [manifest for path in self.setup.manifest_files for manifest in read_manifests(path)]
 
 
 class ClientFile:

@@ -17,8 +17,9 @@ from a2a_fabric.config import Config, find_unset, load_config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.federation.source import is_federation_source, is_url
 from a2a_fabric.importing.servers import ImportedServers
-from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.node_setup import build_source
 from a2a_fabric.stores.address import build_default_address
 from a2a_fabric.yamlfile import YAMLFile
 
@@ -34,7 +35,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     config_file: Path | None
-    agents_files: tuple[Path, ...]  # files that exist or must exist
+    declared: tuple[Path | str, ...]  # where agents are declared: files and folders, which must exist, and URLs
     base: Path
     is_port_chosen: bool  # by the user, so that another free port will not do
     environ: Mapping[str, str]  # of the process, and below it the variables of env files
@@ -42,9 +43,18 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()  # for the operator
 
     @property
+    def agents_files(self) -> tuple[Path, ...]:
+        return tuple(each for each in self.declared if isinstance(each, Path))
+
+    @property
+    def manifest_files(self) -> tuple[Path, ...]:
+        """Those that hold manifests, unlike folders, cards and registries."""
+        return tuple(each for each in self.agents_files if not is_federation_source(each))
+
+    @property
     def is_demo(self) -> bool:
         """Nothing is configured, so the node runs the demo agents."""
-        return self.config_file is None and not self.agents_files and not self.imports
+        return self.config_file is None and not self.declared and not self.imports
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -52,9 +62,9 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder of the configuration, else that of the agents file; None if the node has neither."""
+        """The folder of the configuration, else that of the agents; None if the node has neither."""
         own_file = self.config_file or next(iter(self.agents_files), None)
-        return own_file.parent if own_file is not None else None
+        return own_file if own_file is None or own_file.is_dir() else own_file.parent
 
     def with_store_in(self, folder: Path | None) -> NodeSetup:
         """A setup whose store is in this folder, or in memory; unless the configuration names a store."""
@@ -65,7 +75,7 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     def build_sources(self) -> list[AgentSource]:
         imported: list[AgentSource] = [ImportedServers(self.imports)] if self.imports else []
-        return [*(AgentsFile(path) for path in self.agents_files), *imported]
+        return [*(build_source(each, Path(), self.config.federation) for each in self.declared), *imported]
 
     def warn_of_unset(self, agents: Iterable[Manifest]) -> list[str]:
         """A warning that names the variables to which agents refer and that are not set; empty if all are set."""
@@ -95,7 +105,7 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_setup(
     config_file: Path | None,
-    agents_files: Sequence[Path],
+    agents_files: Sequence[str | Path],
     listen: str | None,
     environ: Mapping[str, str],
     env_file: Path | None = None,
@@ -103,10 +113,12 @@ def plan_setup(
     """Raises ConfigError."""
     if config_file is None and Path(CONFIG_FILE).is_file():
         config_file = Path(CONFIG_FILE)
-    for path in agents_files:
-        if not path.is_file():  # checked before the node creates anything
-            raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
-    own_file = config_file or next(iter(agents_files), Path(AGENTS_FILE))
+    declared = tuple(str(each) if is_url(str(each)) else Path(each) for each in agents_files)
+    paths = [each for each in declared if isinstance(each, Path)]
+    for path in paths:
+        if not path.exists():  # checked before the node creates anything
+            raise ConfigError(f"{path}: there is no such file or folder")
+    own_file = config_file or next((each / AGENTS_FILE if each.is_dir() else each for each in paths), Path(AGENTS_FILE))
     variables, remarks = _read_env_files(env_file, own_file.parent / ENV_FILE)
     environ = {**variables, **environ}
     config = load_config(config_file, environ) if config_file else Config()
@@ -117,7 +129,7 @@ def plan_setup(
     return NodeSetup(
         config=config,
         config_file=config_file,
-        agents_files=tuple(agents_files) or _find_agents_files(config, base),
+        declared=declared or _find_declared(config, base),
         base=base,
         is_port_chosen=is_port_chosen,
         environ=environ,
@@ -171,10 +183,11 @@ def _parse_env_value(text: str) -> str | None:
     return inner if text[0] == "'" else re.sub(r"\\(.)", lambda each: _ESCAPES.get(each[1], each[1]), inner)
 
 
-def _find_agents_files(config: Config, base: Path) -> tuple[Path, ...]:
-    """The files that the configuration names; the default file only if it exists."""
-    paths = tuple(base / name for name in config.agents)
-    return paths if config.agents != Config().agents else tuple(path for path in paths if path.exists())
+def _find_declared(config: Config, base: Path) -> tuple[Path | str, ...]:
+    """What the configuration names; the default file only if it exists."""
+    if config.agents == Config().agents:
+        return tuple(path for path in (base / name for name in config.agents) if path.exists())
+    return tuple(name if is_url(name) else base / name for name in config.agents)
 
 
 def _has_key(config_file: Path, key: str) -> bool:

@@ -41,9 +41,12 @@ ConfigFile = Annotated[
     typer.Option("--config", metavar="FILE", help="Default: fabric.yaml in this folder, if it exists."),
 ]
 AgentsFiles = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
-        "--agents", metavar="FILE", help="Manifests, instead of those that the configuration names. Repeatable."
+        "--agents",
+        metavar="SOURCE",
+        help="A file of manifests, a folder of agents, a registry.json, or a URL, instead of those that the "
+        "configuration names. Repeatable.",
     ),
 ]
 

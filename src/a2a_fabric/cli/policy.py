@@ -175,7 +175,7 @@ def _join(verdict: str, rule: str | None) -> str:
 
 
 def _decide_all(
-    cases: Sequence[PolicyCase], config: Path | None, agents: list[Path] | None, env_file: Path | None
+    cases: Sequence[PolicyCase], config: Path | None, agents: list[str] | None, env_file: Path | None
 ) -> list[PolicyAnswer | FabricError]:
     """Raises ConfigError. What is wrong with one case is its answer."""
     setup = plan_setup(config, agents or [], None, read_environment(), env_file)

@@ -79,7 +79,7 @@ def disable_tools(
     Example: a2a-fabric tools disable 'github.delete_*'
     """
     with report_errors(as_json=as_json):
-        path, manifest, pattern = _find_agent_of(tool, config, agents)
+        path, manifest, pattern = _find_agent_of(tool, config, [*map(Path, agents or ())])
         known = _list_known_tools(manifest.agent_id, url, token)
         matched = [name for name in known or () if matches_any(name, (pattern,))]
         excluded = (manifest.tools or ToolChoice()).exclude
@@ -106,7 +106,7 @@ def enable_tools(
     Example: a2a-fabric tools enable 'github.delete_*'
     """
     with report_errors(as_json=as_json):
-        path, manifest, pattern = _find_agent_of(tool, config, agents)
+        path, manifest, pattern = _find_agent_of(tool, config, [*map(Path, agents or ())])
         excluded = (manifest.tools or ToolChoice()).exclude
         kept = [each for each in excluded if normalize_name(each) != normalize_name(pattern)]
         if covering := [each for each in kept if matches_any(pattern, (each,))]:
@@ -140,7 +140,7 @@ def show_changes(
     Example: a2a-fabric tools diff github
     """
     with report_errors(as_json=as_json):
-        page = ToolApproval(url, token, agents or ()).list_changes(agent)
+        page = ToolApproval(url, token, [*map(Path, agents or ())]).list_changes(agent)
     if as_json:
         print_json(page)
         return
@@ -178,7 +178,7 @@ def approve_tools(
     Example: a2a-fabric tools approve github search
     """
     with report_errors(as_json=as_json):
-        page = ToolApproval(url, token, agents or ()).approve(agent, tools or ())
+        page = ToolApproval(url, token, [*map(Path, agents or ())]).approve(agent, tools or ())
     if as_json:
         print_json(page)
     elif page["approved"]:
@@ -190,7 +190,7 @@ def approve_tools(
 def _find_agent_of(tool: str, config: Path | None, agents: list[Path] | None) -> tuple[Path, Manifest, str]:
     """The file and the agent of AGENT.TOOL, and the pattern. Raises AgentNotFound, BadInput, ConfigError."""
     setup = plan_setup(config, agents or [], None, read_environment())
-    candidates = [(path, manifest) for path in setup.agents_files for manifest in read_manifests(path)]
+    candidates = [(path, manifest) for path in setup.manifest_files for manifest in read_manifests(path)]
     found = [each for each in candidates if tool.startswith(f"{each[1].agent_id}.")]
     if not found and tool.startswith(_AGENT_PREFIX):
         return _find_agent_of(tool.removeprefix(_AGENT_PREFIX), config, agents)

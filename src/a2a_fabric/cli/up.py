@@ -199,7 +199,9 @@ def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket
     if requested_port not in (0, port):
         remark(f"Port {requested_port} is taken; using {port}.")
     url, agents = _reachable_url(listener, setup.config), node.registry.catalog.agents
-    for warning in (*list_exposure_warnings(setup.config), *setup.remarks, *setup.warn_of_unset(agents)):
+    left_out = [f"an agent is left out: {problem}" for problem in node.registry.left_out.values()]
+    warnings = (*list_exposure_warnings(setup.config), *setup.remarks, *setup.warn_of_unset(agents), *left_out)
+    for warning in warnings:
         remark(f"Warning: {warning}")
     for notice in node.gateway.list_notices(OPERATOR_PRINCIPAL):
         remark(f"Note: {notice}")

@@ -42,6 +42,9 @@ HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
 TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
 
+# The least trusted callers for whom an agent of an audience is.
+AUDIENCE_TIER: Mapping[Audience, TrustTier] = {"personal": "local", "work": "org", "shared": "public"}
+
 REGISTERED_KEY = "registered"  # in `metadata`: who registered the agent, and on which terms; the node alone writes it
 
 _SEPARATORS = re.compile(r"[-_\s]+")
@@ -245,8 +248,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     audience: Annotated[
         Audience | None,
         Meta(
-            description="For whom the agent is: `personal`, `work` or `shared`. A caller whose key names audiences "
-            "neither sees nor calls agents of others. Unset: for everyone."
+            description="For whom the agent is. `personal`: callers of trust tier `local`. `work`: also `org`. "
+            "`shared`: all that `trust_tier` allows. A key with `audiences` reaches only agents of these. Unset: as "
+            "`shared`."
         ),
     ] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
@@ -278,6 +282,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def is_tool(self) -> bool:
         return self.category is not None
+
+    @property
+    def access_tier(self) -> TrustTier:
+        """The least trusted callers that reach it: what its trust tier and its audience both allow."""
+        if self.audience is None:
+            return self.trust_tier
+        return min(self.trust_tier, AUDIENCE_TIER[self.audience], key=TRUST_RANK.__getitem__)
 
     @property
     def wants_login(self) -> bool:

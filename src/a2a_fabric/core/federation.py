@@ -77,6 +77,7 @@ class AgentOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     url: Annotated[str, Meta(description="Address of the card or of the repository, without credentials.")] = ""
     ref: Annotated[str, Meta(description="Branch, tag or commit that was asked for.")] = ""
     commit: Annotated[str, Meta(description="The commit that is checked out; empty before the first use.")] = ""
+    folder: Annotated[str, Meta(description="The agent's folder on this machine.")] = ""
 
 
 class WordRouting(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from a2a_fabric.core.agent import (
 )
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, Forbidden, OperatorText, OutOfScope
+from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.core.rules import RuleSet, Verdict
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 
@@ -169,7 +170,7 @@ def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> s
         principal, "tool" if manifest.is_tool else "agent", manifest.agent_id, capability
     ):
         return _outside_scopes_message(manifest.agent_id, capability)
-    is_outside_tier = TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]
+    is_outside_tier = TRUST_RANK[principal.trust] > TRUST_RANK[manifest.access_tier]
     if principal.views is not UNSET and (is_outside_tier or not _is_viewed(principal.views, manifest, capability)):
         return _outside_view_message(manifest.agent_id, capability, principal.views)
     if is_outside_tier:
@@ -246,7 +247,7 @@ def narrow_manifests(principal: Principal, manifests: Iterable[Manifest]) -> lis
 def _narrow(
     rank: int, limits: tuple[ScopeSet, ...], views: tuple[View, ...], rules: RuleSet | None, manifest: Manifest
 ) -> Manifest | None:
-    if rank > TRUST_RANK[manifest.trust_tier]:
+    if rank > TRUST_RANK[manifest.access_tier]:
         return None
     kind, offered = "tool" if manifest.is_tool else "agent", manifest.capabilities
     for limit in limits:
@@ -333,7 +334,7 @@ def check_send(principal: Principal, name: str, manifest: Manifest | None) -> No
     Delivering a message to an agent calls it, so a caller that may call the whole agent may send to it.
     """
     check_scope(principal, f"message:{name}", f"agent:{name}")
-    tier = None if manifest is None else manifest.trust_tier
+    tier = None if manifest is None else manifest.access_tier
     if principal.trust != "local" and (tier is None or TRUST_RANK[principal.trust] > TRUST_RANK[tier]):
         raise Forbidden(f"Refused by policy: {_outside_tier_message(name, principal)}", agent_id=name[:_MAX_SHOWN])
     if principal.views and (manifest is None or not _is_viewed(principal.views, manifest, EVERY_CAPABILITY)):
@@ -504,6 +505,13 @@ def redact_endpoint(manifest: Manifest, principal: Principal) -> dict[str, Any]:
     """Transport and address only: headers, tokens, commands and passwords stay inside."""
     uri = str(manifest.endpoint.get("uri", ""))
     return {"transport": manifest.transport, "uri": redact_address(uri, principal)}
+
+
+def redact_origin(origin: AgentOrigin, principal: Principal) -> dict[str, Any]:
+    """Where an agent comes from; folders and files of this machine are for the operator."""
+    if not acts_as_operator(principal):
+        origin = msgspec.structs.replace(origin, registry="", folder="")
+    return dict(msgspec.to_builtins(origin))
 
 
 def redact_metadata(metadata: Mapping[str, Any], principal: Principal) -> dict[str, Any]:

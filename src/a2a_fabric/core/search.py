@@ -88,7 +88,7 @@ def _strip_accents(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(each for each in decomposed if not unicodedata.combining(each)))
 
 
-SearchField = Literal["agent_id", "display_name", "capability", "trigger", "tag", "description"]
+SearchField = Literal["agent_id", "display_name", "capability", "trigger", "signal", "role", "tag", "description"]
 Posting = dict[str, float]
 
 NAME_FIELDS: frozenset[SearchField] = frozenset({"agent_id", "display_name", "capability"})
@@ -96,7 +96,8 @@ MAX_HEAD = 1000  # agents that are considered for one word
 NO_POSTING: Posting = {}
 
 _WEIGHTS: dict[SearchField, float] = {
-    "agent_id": 0.8, "display_name": 0.8, "capability": 0.8, "trigger": 0.7, "tag": 0.7, "description": 0.4,
+    "agent_id": 0.8, "display_name": 0.8, "capability": 0.8, "trigger": 0.7, "signal": 0.7, "role": 0.7, "tag": 0.7,
+    "description": 0.4,
 }  # fmt: skip
 _REPEAT_BONUS, _MAX_WEIGHT = 0.05, 0.95  # for each further occurrence, and in total
 _MAX_PREFIX_MATCHES = 64
@@ -184,6 +185,9 @@ def iter_texts(manifest: Manifest) -> Iterator[tuple[SearchField, str]]:
     yield "agent_id", manifest.agent_id
     yield "display_name", manifest.display_name
     yield from (("tag", tag) for tag in manifest.tags)
+    if manifest.role:
+        yield "role", manifest.role
+    yield from (("signal", signal) for signal in manifest.signals)
     yield "description", manifest.description
     for capability in manifest.capabilities[:_MAX_CAPABILITIES]:
         yield "capability", capability.name
@@ -297,14 +301,14 @@ class SearchIndex:
                 if indexed is not None:
                     self._remove(manifest.agent_id)
                 self._manifests[manifest.agent_id] = manifest
-                self._tier_indexes[manifest.trust_tier].add(manifest.agent_id, build_entry(manifest))
+                self._tier_indexes[manifest.access_tier].add(manifest.agent_id, build_entry(manifest))
                 yield
             elif number % _STRIDE == 0:
                 yield
 
     def _remove(self, agent_id: str) -> None:
         manifest = self._manifests.pop(agent_id)
-        self._tier_indexes[manifest.trust_tier].remove(agent_id, build_entry(manifest))
+        self._tier_indexes[manifest.access_tier].remove(agent_id, build_entry(manifest))
 
     def find(self, query: SearchQuery, offline: Collection[str] = ()) -> AgentSearchResult:
         """The best agents first; `offline` ones are ranked lower."""

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import Manifest, TrustTier, normalize_name
+from a2a_fabric.core.agent import Audience, Manifest, TrustTier, normalize_name
 from a2a_fabric.core.errors import suggest_for_pattern
 
 VIEW_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -36,6 +36,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tags: Annotated[_Patterns, Meta(description="Only agents with one of these tags. Unset: all.")] = None
     tiers: Annotated[
         tuple[TrustTier, ...] | None, Meta(description="Only agents of these trust tiers. Unset: all.")
+    ] = None
+    audiences: Annotated[
+        tuple[Audience, ...] | None,
+        Meta(description="Only agents for these audiences, and those that name none. Unset: all."),
     ] = None
     exclude: Annotated[tuple[str, ...], Meta(description="Tools that the view does not include.")] = ()
 
@@ -77,6 +81,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return (
             (self.agents is None or _matches(manifest.agent_id, self.agents))
             and (self.tiers is None or manifest.trust_tier in self.tiers)
+            and (self.audiences is None or manifest.audience is None or manifest.audience in self.audiences)
             and (self.tags is None or any(_matches(tag, self.tags) for tag in manifest.tags))
         )
 

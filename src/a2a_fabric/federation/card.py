@@ -163,7 +163,7 @@ def manifest_from_card(card: Card, folder: str, origin: AgentOrigin) -> Manifest
         dependencies=card.dependencies,
         observability=card.observability,
         coordination=card.coordination,
-        origin=origin,
+        origin=replace(origin, folder=folder),
         audience=card.context,
         tags=tuple(each for each in tags if isinstance(each, str)) if isinstance(tags, list) else (),
         metadata={key: value for key, value in card.metadata.items() if key != "tags"},

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.agent import Audience, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthExpired, StoreError
 from a2a_fabric.core.keys import KEYS_TOPIC, KeyStore, StoredKey
@@ -41,6 +41,15 @@ class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] | None = None
     trust: TrustTier = "local"
     view: View | None = None
+    audiences: tuple[Audience, ...] | None = None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Beyond which its holder sees nothing; audiences are a view like any other."""
+        views = [] if self.view is None else [self.view]
+        if self.audiences is not None:
+            views.append(View(name=f"audiences-{'-'.join(self.audiences)}", audiences=self.audiences))
+        return tuple(sorted(views, key=lambda each: each.name))
 
     @property
     def digest(self) -> bytes:
@@ -83,7 +92,7 @@ class SharedKeys:
 
     def set_configured(self, keys: Iterable[SharedKey]) -> None:
         self._configured = {
-            key.digest: KnownKey(key.digest, make_principal(key.principal_id, key.scopes, key.trust, key.view))
+            key.digest: KnownKey(key.digest, make_principal(key.principal_id, key.scopes, key.trust, key.views))
             for key in keys
         }
         self._notify()
@@ -123,9 +132,8 @@ def make_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def make_principal(name: str, scopes: tuple[str, ...] | None, trust: TrustTier, view: View | None) -> Principal:
-    views = UNSET if view is None else (view,)
-    return Principal(mode="psk", principal_id=name, scp=scopes, trust=trust, views=views)
+def make_principal(name: str, scopes: tuple[str, ...] | None, trust: TrustTier, views: tuple[View, ...]) -> Principal:
+    return Principal(mode="psk", principal_id=name, scp=scopes, trust=trust, views=views or UNSET)
 
 
 class StoredKeysFollower:
@@ -201,5 +209,5 @@ class StoredKeysFollower:
                 row.view,
             )
             return None
-        principal = make_principal(row.name, row.scopes, row.trust, view)
+        principal = make_principal(row.name, row.scopes, row.trust, () if view is None else (view,))
         return KnownKey(row.digest, principal, row.expires_at, row.key_id)

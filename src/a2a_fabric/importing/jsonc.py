@@ -172,3 +172,14 @@ def _indent_unit(text: str) -> str:
 def _dump(text: str, value: Any, indent: str) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     return json.dumps(value, ensure_ascii=False, indent=_indent_unit(text)).replace("\n", newline + indent)
+
+
+def find_offset(text: str, path: Sequence[str | int]) -> int:
+    """Where the member at the path begins, or the nearest one above it that exists. Valid text only."""
+    node, offset = _scan(text), 0
+    for key in path:
+        member = next((each for each in node.members or () if each.key == key), None)
+        if member is None:
+            break
+        node, offset = member.value, member.start
+    return offset

@@ -371,7 +371,7 @@ async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any
                 if len(offline) < _MAX_ERRORS:
                     offline[manifest.agent_id] = redact_health_reason(health, principal)
     more = {"more_errors": error_count - len(offline)} if error_count > len(offline) else {}
-    problems, notices = registry.errors, gateway.list_notices(principal)
+    problems, notices = {**registry.errors, **registry.left_out}, gateway.list_notices(principal)
     return {
         **({"notices": notices} if notices else {}),
         "ok": True,

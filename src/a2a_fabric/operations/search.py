@@ -29,6 +29,7 @@ from a2a_fabric.core.search import (
 )
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
+from a2a_fabric.operations.views import render_profile
 
 MAX_RESULTS = 100
 _MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes, and for callers with logins
@@ -36,8 +37,8 @@ _STEPS_PER_TURN = 20  # steps of an index update before other tasks may run
 _MAX_ABSENT = 1000  # offline agents that may have left the catalog
 _MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
 _FIELD_NAMES: dict[SearchField, str] = {
-    "agent_id": "id", "display_name": "name", "capability": "capability", "trigger": "trigger", "tag": "tag",
-    "description": "description",
+    "agent_id": "id", "display_name": "name", "capability": "capability", "trigger": "trigger", "signal": "signal",
+    "role": "role", "tag": "tag", "description": "description",
 }  # fmt: skip
 _REASON_TEXTS: dict[MatchKind, str] = {
     "whole name": "its {field} is '{value}'",
@@ -152,6 +153,7 @@ class SearchOperations:
             "status": self._gateway.registry.health.get(manifest.agent_id).status,
             "trust_tier": manifest.trust_tier,
             "tags": list(manifest.tags),
+            **render_profile(manifest),
             "reasons": msgspec.to_builtins(hit.reasons),
         }
 

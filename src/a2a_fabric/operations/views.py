@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from a2a_fabric.core.agent import Capability, Health, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import find_verdict, redact_endpoint, redact_health_reason, redact_metadata, redact_reason
+from a2a_fabric.core.policy import (
+    find_verdict,
+    redact_endpoint,
+    redact_health_reason,
+    redact_metadata,
+    redact_origin,
+    redact_reason,
+)
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import RoutePlan
 from a2a_fabric.registry.agent_tools import AgentToolReport
@@ -35,7 +44,18 @@ def render_agent_item(
     }
     if health.error is not None:
         item["error"] = redact_health_reason(health, principal)
-    return item
+    return {**item, **render_profile(manifest)}
+
+
+def render_profile(manifest: Manifest) -> dict[str, Any]:
+    """What a card says of an agent besides its skills; nothing for an agent that says nothing of it."""
+    profile: dict[str, Any] = {
+        "role": manifest.role,
+        "audience": manifest.audience,
+        "signals": list(manifest.signals),
+        "provider": None if manifest.provider is None else msgspec.to_builtins(manifest.provider),
+    }
+    return {name: value for name, value in profile.items() if value}
 
 
 def render_agent(
@@ -48,7 +68,12 @@ def render_agent(
     details["pool"] = manifest.pool
     metadata = {key: value for key, value in manifest.metadata.items() if key != TERMS_KEY}
     details["metadata"] = redact_metadata(metadata, principal)
-    for name in ("audience", "delegate_id", "cog_id", "realm"):
+    for name in ("dependencies", "coordination", "observability"):
+        if (block := getattr(manifest, name)) is not None:
+            details[name] = msgspec.to_builtins(block)
+    if manifest.origin is not None:
+        details["origin"] = redact_origin(manifest.origin, principal)
+    for name in ("delegate_id", "cog_id", "realm"):
         value = getattr(manifest, name)
         if value is not None:
             details[name] = value
@@ -98,12 +123,13 @@ def render_health_check(check: HealthCheck, principal: Principal) -> dict[str, A
 
 
 def render_capability_item(capability: Capability) -> dict[str, Any]:
-    return {
+    item: dict[str, Any] = {
         "name": capability.name,
         "description": capability.description,
         "streaming": capability.streaming,
         "modalities": list(capability.modalities),
     }
+    return {**item, "triggers": list(capability.triggers)} if capability.triggers else item
 
 
 def render_capability(capability: Capability) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Registry:
         self.changes = RegistryChanges()
         self.errors: dict[str, str] = {}
         self.word_routing = WordRouting()  # of all sources, the earlier before the later
-        self._problems: dict[str, Collection[str]] = {}  # the keys in `errors` of what sources left out
+        self._left_out: dict[str, Mapping[str, str]] = {}  # by source: agents that could not be read, and why
         self._sources = sources
         self._tools = tuple(tools)
         self._tools_by_id = {tool.agent_id: tool for tool in self._tools}
@@ -178,14 +178,16 @@ class Registry:
             await self._apply_source(source.name, _index_manifests(manifests))
 
     def _record_problems(self, name: str, problems: Mapping[str, str]) -> None:
-        for key in self._problems.get(name, ()):
-            if key not in problems:
-                self.errors.pop(key, None)
+        before = self._left_out.get(name, {})
         for key, problem in problems.items():
-            if self.errors.get(key) != problem:
+            if before.get(key) != problem:
                 _log.error("an agent of %s is left out: %s", name, problem)
-        self.errors |= problems
-        self._problems[name] = tuple(problems)
+        self._left_out[name] = dict(problems)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Agents that are declared and could not be read, by file or address, and why. The others are there."""
+        return {key: problem for problems in self._left_out.values() for key, problem in problems.items()}
 
     async def _apply_source(self, name: str, manifests: dict[str, Manifest]) -> None:
         """Change the agents of one source that differ. Those that are the same object as before cost nothing."""

@@ -41,6 +41,7 @@ class RuntimeContext:
     base: Path  # relative paths in a manifest start here
     guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None allows every address
     reply_bytes: int = 16 * 1024 * 1024
+    overlay: Path | None = None  # personal knowledge, a folder for each agent
     environ: Mapping[str, str] = field(default_factory=dict)  # programs inherit a few of these, never all
     mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
     threads: WorkerThreads | None = None  # where Python agents run functions that are not async

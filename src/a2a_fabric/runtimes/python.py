@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -32,12 +33,14 @@ IMPORT_TIMEOUT = 60.0
 class PythonEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     transport: Literal["local"] = "local"
     uri: str = ""  # python:package.module:attribute
+    folder: str | None = None  # of the agent, whose modules are its own; unset: the configuration's
 
 
 class PythonRuntime:
-    def __init__(self, manifest: Manifest, uri: str, mounted: object, context: RuntimeContext) -> None:
+    def __init__(self, manifest: Manifest, endpoint: PythonEndpoint, mounted: object, context: RuntimeContext) -> None:
         self.manifest = manifest
-        self._uri = uri
+        self._uri = endpoint.uri
+        self._folder = None if endpoint.folder is None else context.base / endpoint.folder
         self._mounted = mounted
         self._base = context.base
         self._threads = context.threads
@@ -86,7 +89,12 @@ class PythonRuntime:
             raise AgentOffline(operator_text, agent_id=self.manifest.agent_id) from exc
 
     def _find_agent(self) -> Agent:
-        target = self._mounted if self._mounted is not None else _import_target(self._uri, self._base)
+        if self._mounted is not None:
+            target = self._mounted
+        elif self._folder is not None:
+            target = _load_from_folder(self._uri, self._folder)
+        else:
+            target = _import_target(self._uri, self._base)
         if inspect.isclass(target) or (inspect.isroutine(target) and _is_agent_factory(target)):
             target = target()
         return target if isinstance(target, Agent) else self._wrap_function(target)
@@ -118,6 +126,23 @@ def _import_target(uri: str, base: Path) -> Any:
     return target
 
 
+def _load_from_folder(uri: str, folder: Path) -> Any:
+    """A module of an agent's folder, under a name of its own: two agents may both have an `agent.py`."""
+    module_name, _, attribute = uri.removeprefix("python:").partition(":")
+    path = folder.joinpath(*module_name.split(".")).with_suffix(".py")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ImportError(f"{module_name} is outside the agent's folder")
+    spec = importlib.util.spec_from_file_location(f"_fabric_agent_{abs(hash(str(path.resolve())))}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"there is no module {module_name} in the agent's folder")
+    target: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = target
+    spec.loader.exec_module(target)
+    for name in attribute.split("."):
+        target = getattr(target, name)
+    return target
+
+
 def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
     """Raises BadInput for a bad endpoint."""
     endpoint = decode_endpoint(manifest, PythonEndpoint)
@@ -128,7 +153,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
             f"Agent '{manifest.agent_id}' has a bad endpoint: uri must be python:package.module:attribute",
             agent_id=manifest.agent_id,
         )
-    return PythonRuntime(manifest, endpoint.uri, mounted, context)
+    return PythonRuntime(manifest, endpoint, mounted, context)
 
 
 plugin = RuntimePlugin(build=build)

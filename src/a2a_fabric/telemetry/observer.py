@@ -58,6 +58,7 @@ class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     used: str | None = None
     fallback_reason: str | None = None
     http_status: int | None = None
+    attributes: dict[str, str] | None = None
     input: object = None
     output: object = None
 
@@ -384,6 +385,7 @@ class Telemetry:
 
     def on_catalog_changed(self, catalog: object) -> None:
         """Forget the metrics of agents that left, once there are many: callers choose the ids of what they register."""
+        self._templates.clear()  # they hold what the cards of agents say
         if self.metrics.row_count > self._max_rows and self._pruning is None:
             self._pruning = asyncio.ensure_future(self.forget_missing_agents())
 
@@ -450,7 +452,10 @@ class Telemetry:
         if call.response.stream:
             fields["streaming"] = True
         fields["status"] = "completed"
-        tally = self.metrics.get_tally(self._find_agent(target.agent_id), target.capability, None)
+        manifest = self._find_agent(target.agent_id)
+        if (attributes := _find_attributes(manifest)) is not None:
+            fields["attributes"] = attributes
+        tally = self.metrics.get_tally(manifest, target.capability, None)
         return CallTemplate(tally, msgspec.json.encode(fields).decode()[1:-1])
 
     def _write(
@@ -479,6 +484,7 @@ class Telemetry:
                 status="failed" if code else "completed",
                 error_code=code,
                 error=message and message[:_MAX_ERROR_CHARS],
+                attributes=_find_attributes(self._find_agent(call.target.agent_id)),
                 duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=None if fallback is None else fallback.used,
@@ -508,6 +514,12 @@ class Telemetry:
                 http_status=status,
             )
         )
+
+
+def _find_attributes(manifest: Manifest | None) -> dict[str, str] | None:
+    """What the agent's card wants on each of its log lines."""
+    observability = None if manifest is None else manifest.observability
+    return observability.attributes or None if observability is not None and observability.trace_enabled else None
 
 
 def _level(code: str | None) -> str:

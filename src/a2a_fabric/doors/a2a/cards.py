@@ -18,7 +18,12 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.policy import make_access_key
 from a2a_fabric.core.tasks import iterate_in_slices
-from a2a_fabric.doors.a2a.requests import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
+from a2a_fabric.doors.a2a.requests import (
+    PROFILE_EXTENSION,
+    SCHEMAS_EXTENSION,
+    A2ARequestContext,
+    read_declared_extensions,
+)
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.settings import openid_metadata_url
 from a2a_fabric.version import __version__
@@ -76,13 +81,32 @@ def build_agent_card(
         "name": name,
         "description": manifest.description or f"Agent '{manifest.agent_id}'",
         "version": manifest.version or "0",
+        **_render_provider(manifest),
         **_render_shared_fields(
             [(each, manifest.tags) for each in capabilities],
             urls,
             options,
-            [msgspec.to_builtins(each) for each in read_declared_extensions(manifest)],
+            [*(msgspec.to_builtins(each) for each in read_declared_extensions(manifest)), *_render_profile(manifest)],
         ),
     }
+
+
+def _render_provider(manifest: Manifest) -> dict[str, Any]:
+    """A2A wants a URL beside the name; a contact that is an address of e-mail becomes one."""
+    if manifest.provider is None:
+        return {}
+    contact = manifest.provider.contact
+    url = f"mailto:{contact}" if "@" in contact and ":" not in contact else contact
+    return {"provider": {"organization": manifest.provider.name, "url": url}}
+
+
+def _render_profile(manifest: Manifest) -> list[dict[str, Any]]:
+    """Role, signals and audience, which A2A has no fields for."""
+    values = {"role": manifest.role, "signals": list(manifest.signals), "context": manifest.audience}
+    params = {name: value for name, value in values.items() if value}
+    if not params:
+        return []
+    return [{"uri": PROFILE_EXTENSION, "description": "Role, signals and context of the agent.", "params": params}]
 
 
 async def build_gateway_card(

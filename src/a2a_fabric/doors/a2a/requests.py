@@ -65,6 +65,7 @@ def require_version(version: A2AVersion, actual: A2AVersion, subject: str) -> No
 
 EXTENSION_HEADERS: dict[A2AVersion, bytes] = {"1.0": b"a2a-extensions", "0.3": b"x-a2a-extensions"}
 SCHEMAS_EXTENSION = "urn:a2a-fabric:skill-schemas"  # of this gateway: the schemas of the skills, in the card
+PROFILE_EXTENSION = "urn:a2a-fabric:agent-profile"  # of this gateway: role, signals and context of an agent
 _METADATA_KEY = "a2a"
 
 

@@ -14,7 +14,9 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.result import Part
+from a2a_fabric.runtimes.claude.instructions import INSTRUCTIONS_FILE
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.dependencies import MCP_CONFIG_FILE
 from a2a_fabric.runtimes.programs import NodeMcpServer, ProgramSpec, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -31,7 +33,10 @@ class ClaudeEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     arguments: list[str] = []  # further arguments, for every call
     env: dict[str, str] = {}
     system_prompt: Literal["append", "replace", "none"] = "append"  # how the folder's CLAUDE.md is used
+    instructions: str | None = None  # the file of the system prompt; CLAUDE.md if unset
+    knowledge: str | None = None  # the folder of knowledge; knowledge/ if it exists
     mcp_config: ArgumentText | None = None  # .mcp.json, if the folder has one
+    mcp_env: list[str] | None = None  # variables to which its MCP configuration may refer; all if unset
     strict_mcp: bool = False  # no other MCP servers
     offer_node: bool = False  # this node as one more MCP server
     model: ArgumentText | None = None
@@ -64,8 +69,6 @@ def program_from_endpoint(agent_id: str, endpoint: ClaudeEndpoint, context: Runt
     )
 
 
-INSTRUCTIONS_FILE = "CLAUDE.md"
-MCP_CONFIG_FILE = ".mcp.json"
 PACKAGE_FILE = "package.json"
 
 _MAX_READ_BYTES = 64 * 1024  # bytes of a file
@@ -145,6 +148,9 @@ class ClaudeCallOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     schema: dict[str, Any] | None = None
     session: tuple[SessionMode, str] | None = None  # None: the program keeps no session
+    prompt: Path | None = None  # the file of the system prompt
+    own_instructions: Path | None = None  # the agent's own file, which the program finds by itself, too
+    servers: dict[str, Any] | None = None  # only these MCP servers; None: all that the folder's configuration has
 
 
 def build_arguments(
@@ -156,8 +162,8 @@ def build_arguments(
         *("--output-format", "stream-json", "--verbose"),
         *(["--include-partial-messages"] if options.stream else []),
         *_session_arguments(options.session),
-        *_instruction_arguments(endpoint, folder),
-        *_mcp_arguments(endpoint, folder, node),
+        *_instruction_arguments(endpoint, options),
+        *_mcp_arguments(endpoint, folder, node, options.servers),
         *(["--json-schema", _encode_schema(options.schema)] if options.schema is not None else []),
         *(["--model", endpoint.model] if endpoint.model else []),
         *(["--permission-mode", endpoint.permission_mode] if endpoint.permission_mode else []),
@@ -174,25 +180,29 @@ def _session_arguments(session: tuple[SessionMode, str] | None) -> list[str]:
     return ["--resume" if mode == "resume" else "--session-id", id_]
 
 
-def _instruction_arguments(endpoint: ClaudeEndpoint, folder: Path) -> Iterator[str]:
-    """CLAUDE.md by its path, because it may be too long for an argument; only once, though the program finds it too."""
-    file = folder / INSTRUCTIONS_FILE
-    if endpoint.system_prompt == "none" or not file.is_file():
+def _instruction_arguments(endpoint: ClaudeEndpoint, options: ClaudeCallOptions) -> Iterator[str]:
+    """The prompt by its path, as it may be too long for an argument; only once, though the program finds it too."""
+    if endpoint.system_prompt == "none" or options.prompt is None:
         return
     yield "--append-system-prompt-file" if endpoint.system_prompt == "append" else "--system-prompt-file"
-    yield str(file)
-    if "--settings" not in endpoint.arguments:
+    yield str(options.prompt)
+    if "--settings" not in endpoint.arguments and options.own_instructions is not None:
         yield "--settings"
-        yield msgspec.json.encode({"claudeMdExcludes": [str(file)]}).decode()
+        yield msgspec.json.encode({"claudeMdExcludes": [str(options.own_instructions)]}).decode()
 
 
-def _mcp_arguments(endpoint: ClaudeEndpoint, folder: Path, node: NodeMcpServer | None) -> list[str]:
+def _mcp_arguments(
+    endpoint: ClaudeEndpoint, folder: Path, node: NodeMcpServer | None, servers: dict[str, Any] | None
+) -> list[str]:
     config_file = folder / (endpoint.mcp_config or MCP_CONFIG_FILE)
     configs = [str(config_file)] if endpoint.mcp_config is not None or config_file.is_file() else []
+    if servers is not None:
+        configs = [msgspec.json.encode({"mcpServers": servers}).decode()] if servers else []
     if node is not None:
         server = {"type": "stdio", "command": node.command, "args": node.args, "env": node.env}
         configs.append(msgspec.json.encode({"mcpServers": {node.name: server}}).decode())
-    return [*(["--mcp-config", *configs] if configs else []), *(["--strict-mcp-config"] if endpoint.strict_mcp else [])]
+    is_strict = endpoint.strict_mcp or servers is not None  # else the program finds the folder's own file, too
+    return [*(["--mcp-config", *configs] if configs else []), *(["--strict-mcp-config"] if is_strict else [])]
 
 
 def _encode_schema(schema: Mapping[str, Any]) -> str:

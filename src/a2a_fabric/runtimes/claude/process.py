@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ class ClaudeAPIRetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaudeOutput:
-    def __init__(self, agent_id: str, *, has_partial_messages: bool) -> None:
+    def __init__(self, agent_id: str, *, has_partial_messages: bool, required_servers: Collection[str] = ()) -> None:
         self.result: dict[str, Any] | None = None
         self.has_started = False  # the program has read its options and found its session
         self.has_worked = False  # output or a tool call has happened, so the run cannot be repeated
@@ -54,6 +54,7 @@ class ClaudeOutput:
         self.notes: list[str] = []
         self._agent_id = agent_id
         self._has_partial_messages = has_partial_messages
+        self._required_servers = required_servers
         self._tools: dict[str, str] = {}
         self._invalid_lines = 0
 
@@ -83,6 +84,7 @@ class ClaudeOutput:
         match record:
             case {"subtype": "init"}:
                 self.has_started = True
+                self._check_servers(record.get("mcp_servers"))
                 self.notes += _missing_server_notes(record.get("mcp_servers"))
             case {"subtype": "api_retry"}:
                 delay, kind = (
@@ -91,6 +93,13 @@ class ClaudeOutput:
                 )
                 self.retry = ClaudeAPIRetry(kind=kind, delay=delay, attempt=int(_number_or_zero(record.get("attempt"))))
                 yield status("running", f"the model's API: {kind}; next try in {delay:.1f} s")
+
+    def _check_servers(self, servers: Any) -> None:
+        """Raises AgentOffline before the model is asked, if a server is missing without which the agent cannot work."""
+        for server in servers if isinstance(servers, list) else ():
+            match server:
+                case {"name": str(name), "status": "failed" | "needs-auth" as state} if name in self._required_servers:
+                    raise AgentOffline(f"The agent needs the MCP server '{name}': {state}", agent_id=self._agent_id)
 
     def _handle_stream_event(self, record: dict[str, Any]) -> Iterator[Event]:
         match record.get("event"):

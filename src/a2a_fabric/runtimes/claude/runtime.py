@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from a2a_fabric.runtimes.claude.command import (
     read_endpoint,
     read_folder_info,
 )
+from a2a_fabric.runtimes.claude.instructions import KNOWLEDGE_FOLDER, SystemPrompt
 from a2a_fabric.runtimes.claude.process import (
     ClaudeOutput,
     ClaudeProcess,
@@ -51,6 +53,7 @@ from a2a_fabric.runtimes.claude.process import (
     result_from_output,
 )
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
+from a2a_fabric.runtimes.dependencies import MCP_CONFIG_FILE, is_needed, list_references, read_mcp_servers
 from a2a_fabric.runtimes.programs import NodeMcpServer, ProcessStarter, ProgramSpec, build_node_mcp_server
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_prompt
 
@@ -116,8 +119,19 @@ class ClaudeRuntime:
         program: ProgramSpec,
         limits: ClaudeProcessLimits,
         node: NodeMcpServer | None,
+        context: RuntimeContext,
     ) -> None:
         self.manifest = manifest
+        self._environ = context.environ
+        own_knowledge = program.cwd / (endpoint.knowledge or KNOWLEDGE_FOLDER)
+        overlay = None if context.overlay is None else context.overlay / manifest.agent_id / KNOWLEDGE_FOLDER
+        self._prompt = SystemPrompt(
+            program.cwd,
+            endpoint.instructions,
+            manifest.personality,
+            # A folder without a card keeps its knowledge for its instructions to name.
+            (*((own_knowledge,) if manifest.origin is not None else ()), *((overlay,) if overlay is not None else ())),
+        )
         self._endpoint = endpoint
         self._program = program
         self._limits = limits
@@ -175,6 +189,7 @@ class ClaudeRuntime:
             await asyncio.wait(tasks)
         if self._exit_tasks:
             await asyncio.wait(self._exit_tasks)
+        self._prompt.close()
 
     @property
     def _folder(self) -> Path:
@@ -211,10 +226,15 @@ class ClaudeRuntime:
         """Raises _WrongSessionMode if the session is missing or exists already; then no work was done."""
         text = build_prompt(self.manifest, call)
         program_input = build_input(text, parts_from_input(call.input), may_command=self._endpoint.commands)
-        output = ClaudeOutput(self.manifest.agent_id, has_partial_messages=call.response.stream)
-        process = ClaudeProcess(
-            await self._starts.start(self._prepare_program(call, program_input, session, mode)), self._limits
+        output = ClaudeOutput(
+            self.manifest.agent_id,
+            has_partial_messages=call.response.stream,
+            required_servers=self._list_required_servers(call.target.capability),
         )
+        prompt = await asyncio.to_thread(self._prompt.find_file)
+        servers = await asyncio.to_thread(self._select_servers, call.target.capability)
+        program = self._prepare_program(call, program_input, session, mode, prompt, servers)
+        process = ClaudeProcess(await self._starts.start(program), self._limits)
         self._processes.add(process)
         try:
             exit_reason = await process.run(program_input.stdin, output, emit, ends_at)
@@ -237,14 +257,43 @@ class ClaudeRuntime:
             raise error_from_output(output, record)
         return result_from_output(output, record)
 
+    def _list_required_servers(self, capability: str) -> frozenset[str]:
+        dependencies = self.manifest.dependencies
+        mcps = () if dependencies is None else dependencies.mcps
+        return frozenset(each.name for each in mcps if each.required and is_needed(each, capability))
+
+    def _select_servers(self, capability: str) -> dict[str, Any] | None:
+        """The MCP servers that the capability needs; None if the agent does not say which it needs."""
+        dependencies = self.manifest.dependencies
+        if dependencies is None or not dependencies.mcps:
+            return None
+        servers = read_mcp_servers(self._folder / (self._endpoint.mcp_config or MCP_CONFIG_FILE)) or {}
+        names = [each.name for each in dependencies.mcps if is_needed(each, capability)]
+        return {name: servers[name] for name in names if name in servers}
+
+    def _list_granted_variables(self, servers: dict[str, Any] | None) -> dict[str, str]:
+        """The variables to which the MCP servers refer, as far as the agent may have them."""
+        granted = self._endpoint.mcp_env
+        names = {name for name, _ in list_references(servers or {}) if granted is None or name in granted}
+        return {name: self._environ[name] for name in names if name in self._environ}
+
     def _prepare_program(
-        self, call: Call, program_input: ClaudeInput, session: ClaudeSession | None, mode: SessionMode
+        self,
+        call: Call,
+        program_input: ClaudeInput,
+        session: ClaudeSession | None,
+        mode: SessionMode,
+        prompt: Path | None,
+        servers: dict[str, Any] | None,
     ) -> ProgramSpec:
         capability = self.manifest.find_capability(call.target.capability)
         options = ClaudeCallOptions(
             stream=call.response.stream,
             schema=capability.output_schema if capability is not None else None,
             session=None if session is None else (mode, session.session_id),
+            prompt=prompt,
+            own_instructions=self._prompt.own_file if self._prompt.own_file.is_file() else None,
+            servers=servers,
         )
         chain_env = chain_to_environment(call.delegation_chain)
         node = self._node and replace(self._node, env={**self._node.env, **chain_env})
@@ -253,7 +302,7 @@ class ClaudeRuntime:
         return replace(
             self._program,
             argv=(*self._program.argv, *program_input.options, *arguments),
-            env={**trace_env, **self._program.env},
+            env={**self._list_granted_variables(servers), **trace_env, **self._program.env},
         )
 
     def _finish_in_background(self, process: ClaudeProcess, session: ClaudeSession | None) -> None:
@@ -275,6 +324,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> ClaudeRuntime:
         program_from_endpoint(manifest.agent_id, endpoint, context),
         ClaudeProcessLimits(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace),
         build_node_mcp_server(context.environ) if endpoint.offer_node else None,
+        context,
     )
 
 

@@ -44,6 +44,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
+from a2a_fabric.core.federation import Provider
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import UNNAMED_NODE
@@ -237,6 +238,9 @@ class _AgentEntry(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str | None = None
     tags: tuple[str, ...] = ()
     audience: Audience | None = None
+    role: str = ""
+    signals: tuple[str, ...] = ()
+    provider: Provider | None = None
     delegate_id: str | None = None
     cog_id: str | None = None
     realm: str | None = None
@@ -291,6 +295,9 @@ def _build_manifest(agent_entry: _AgentEntry, node_id: str) -> Manifest:
         version=agent_entry.version,
         node_id=agent_entry.node_id if agent_entry.node_id != UNNAMED_NODE else node_id,
         audience=agent_entry.audience,
+        role=agent_entry.role,
+        signals=agent_entry.signals,
+        provider=agent_entry.provider,
         tags=agent_entry.tags,
         delegate_id=agent_entry.delegate_id,
         cog_id=agent_entry.cog_id,

@@ -1,0 +1,9 @@
+"""An agent that is one Python function."""
+
+BUSY = {"monday": (9, 10), "friday": (9,)}
+
+
+def find_slot(day: str) -> dict[str, object]:
+    """The first free hour of a day."""
+    taken = BUSY.get(day.strip().lower(), ())
+    return {"day": day, "hour": next(hour for hour in range(9, 18) if hour not in taken)}

@@ -1,0 +1,54 @@
+"""Settings of federation: from where agents may come, and where personal knowledge is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.federation.registry_file import PullPolicy
+
+
+class GitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Agents in git repositories."""
+
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Hosts and repositories from which agents may be cloned: `github.com`, `github.com/user/*`, "
+            "`github.com/user/agent`. Empty: none."
+        ),
+    ] = ()
+    schemes: Annotated[
+        tuple[Literal["https", "http", "ssh", "file"], ...], Meta(description="How repositories may be reached.")
+    ] = ("https",)
+    pull: Annotated[
+        PullPolicy, Meta(description="When a clone that is not pinned is updated, unless its location says so.")
+    ] = "daily"
+    max_bytes: Annotated[int, Meta(ge=1024, description="Largest clone.")] = 100 * 1024 * 1024
+    max_files: Annotated[int, Meta(ge=1, description="Most files of a clone.")] = 10_000
+    timeout_seconds: Annotated[float, Meta(gt=0, description="Longest time for a clone or an update.")] = 120.0
+
+
+class FederationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Agents in folders, repositories and registries."""
+
+    git: GitSettings = GitSettings()
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Private addresses (names, IPs or CIDRs) that cards and registries read from a URL may be at, "
+            "and lead to. Public ones are always allowed."
+        ),
+    ] = ()
+    refresh_seconds: Annotated[
+        float, Meta(ge=1, description="How often cards and registries at URLs are read again.")
+    ] = 60.0
+    overlay: Annotated[
+        str | None,
+        Meta(
+            description="Folder of personal knowledge: files in OVERLAY/AGENT/knowledge are added to what an agent "
+            "knows, and are never part of its folder or clone."
+        ),
+    ] = None

@@ -1,0 +1,69 @@
+"""Personal, work and shared agents: a caller neither sees nor calls agents that are not for it, at any door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.federation.sample import copy_example, running_example
+from tests.fixtures.mcp_client import client
+from tests.fixtures.node import Node
+from tests.marks import requirement
+
+TEAM, PUBLIC, WORK_ONLY = "the-key-of-a-team", "the-key-of-a-stranger", "the-key-for-work-alone"
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    keys = [
+        {"id": "team", "key": TEAM, "trust": "org"},
+        {"id": "stranger", "key": PUBLIC, "trust": "public"},
+        {"id": "worker", "key": WORK_ONLY, "trust": "local", "audiences": ["work"]},
+    ]
+    async with running_example(copy_example(tmp_path), auth={"keys": keys}) as node:
+        yield node
+
+
+async def list_ids(node: Node, token: str) -> set[str]:
+    page = await node.operation("fabric.agent.list", token=token)
+    return {each["agent_id"] for each in page["result"]["agents"]}
+
+
+@requirement("003-13")
+async def test_lists_show_each_caller_the_agents_that_are_for_it(node: Node) -> None:
+    assert await list_ids(node, TEAM) == {"calendar", "units", "wise"}
+    assert await list_ids(node, PUBLIC) == set()  # `shared` agents of trust tier `org` are not for strangers
+    assert await list_ids(node, WORK_ONLY) == {"calendar"}
+    assert "basil" in {each.agent_id for each in node.fabric.registry.catalog.agents}
+
+
+async def test_an_agent_for_others_cannot_be_called_described_searched_or_guessed(node: Node) -> None:
+    for token in (TEAM, WORK_ONLY):
+        call = {"agent_id": "basil", "capability": "parse-recipe", "task": "x"}
+        hidden = await node.operation("fabric.call", call, token=token)
+        unknown = await node.operation("fabric.call", {**call, "agent_id": "bazil"}, token=token)
+        assert hidden["error_code"] == unknown["error_code"]
+        assert hidden["error"].replace("basil", "bazil") == unknown["error"]
+        described = await node.operation("fabric.agent.describe", {"agent_id": "basil"}, token=token)
+        assert not described["ok"]
+        hits = await node.operation("fabric.agent.search", {"query": "recipe dinner sous chef"}, token=token)
+        assert "basil" not in str(hits)
+        suggestions = await node.operation("fabric.agent.describe", {"agent_id": "basill"}, token=token)
+        assert "'basil'" not in str(suggestions)
+        assert "nearest: basil" not in str(suggestions)
+        card = await node.send("GET", "/agents/basil/.well-known/agent-card.json", token=token)
+        assert card.status in (403, 404)
+        assert b"basil" not in (await node.send("GET", "/v1/agents", token=token)).body
+        preview = {"agent_id": "basil", "capability": "parse-recipe"}
+        planned = await node.operation("fabric.route.preview", preview, token=token)
+        assert "selected_agent" not in str(planned)
+    assert (await node.send("GET", "/metrics", token=WORK_ONLY)).status == 403
+
+
+async def test_mcp_lists_and_calls_only_the_tools_of_agents_that_are_for_the_caller(node: Node) -> None:
+    async with client(node, token=WORK_ONLY) as connected:
+        names = {tool.name for tool in (await connected.list_tools()).tools}
+        assert "calendar_find_slot" in names
+        assert not {name for name in names if name.startswith(("basil", "units", "wise"))}

@@ -1,0 +1,130 @@
+"""What an agent needs is checked before it is called: MCP servers that the capability needs, and knowledge files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.federation.sample import install_claude
+from tests.fixtures.node import Node, eventually, running
+from tests.marks import requirement
+
+CARD: dict[str, Any] = {
+    "name": "basil",
+    "version": "1.0.0",
+    "description": "Cooks.",
+    "skills": [{"id": "cook", "description": "Cooks."}, {"id": "plan", "description": "Plans."}],
+    "invocation": {"type": "claude-subprocess"},
+}
+SERVERS = {
+    "stove": {"command": sys.executable, "args": ["stove.py"], "env": {"KEY": "${STOVE_KEY}"}},
+    "diary": {"command": "no-such-program"},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(dependencies: dict[str, Any], servers: dict[str, Any] = SERVERS, **card: Any) -> Path:
+        folder = tmp_path / "agents" / "basil"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "agent.json").write_text(json.dumps({**CARD, "dependencies": dependencies, **card}))
+        (folder / "CLAUDE.md").write_text("Cook.")
+        (folder / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
+        return tmp_path
+
+    return write
+
+
+def start(base: Path, **environ: str) -> Any:
+    environ = {**install_claude(base / "bin"), **environ}
+    return running(config={"agents": ["agents"], "store": "memory:"}, base=base, from_files=True, environ=environ)
+
+
+async def see(node: Node, capability: str) -> dict[str, Any]:
+    """What the program was started with."""
+    answer = await node.ask("basil", capability, "echo")
+    assert answer["ok"], answer
+    seen: dict[str, Any] = json.loads(answer["result"]["answer"])
+    return seen
+
+
+@requirement("003-22", "003-23")
+async def test_only_the_servers_that_a_capability_needs_are_connected_with_tokens_of_the_environment(
+    write: Callable[..., Path],
+) -> None:
+    base = write({"mcps": [{"name": "stove", "required": True, "capabilities": ["cook"]}]})
+    async with start(base, STOVE_KEY="hot", OTHER="secret") as node:
+        cooking = await see(node, "cook")
+        (config,) = cooking["options"]["mcp_config"]
+        assert json.loads(config) == {"mcpServers": {"stove": SERVERS["stove"]}}
+        assert cooking["options"]["strict_mcp_config"]
+        assert cooking["environ"]["STOVE_KEY"] == "hot"
+        assert "OTHER" not in cooking["environ"]
+        planning = await see(node, "plan")
+        assert planning["options"]["mcp_config"] == []
+        assert "STOVE_KEY" not in planning["environ"]
+
+
+@pytest.mark.parametrize(
+    ("dependency", "servers", "reason"),
+    [
+        ("stove", SERVERS, "'stove': the environment variable STOVE_KEY is not set"),
+        ("diary", SERVERS, "'diary': its program 'no-such-program' cannot be found"),
+        ("attic", SERVERS, "'attic': it is not in .mcp.json"),
+        ("web", {"web": {"type": "http", "url": "http://127.0.0.1:1/mcp"}}, "'web': its address does not answer"),
+        ("odd", {"odd": {"url": "nonsense"}}, "'odd': it has neither a command nor an address"),
+    ],
+)
+async def test_a_required_server_that_is_missing_is_named_before_anything_is_started(
+    write: Callable[..., Path], dependency: str, servers: Any, reason: str
+) -> None:
+    base = write({"mcps": [{"name": dependency, "required": True, "capabilities": ["cook"]}]}, servers)
+    async with start(base) as node:
+        answer = await node.ask("basil", "cook", "echo")
+        assert answer["error_code"] == "AGENT_OFFLINE"
+        assert reason in answer["error"]
+        await see(node, "plan")
+
+
+async def test_a_server_that_fails_when_the_program_starts_ends_the_call(write: Callable[..., Path]) -> None:
+    servers = {"broken": {"command": sys.executable}}
+    base = write({"mcps": [{"name": "broken", "required": True}]}, servers)
+    async with start(base) as node:
+        answer = await node.ask("basil", "cook", "broken")
+        assert answer["error_code"] == "AGENT_OFFLINE"
+        assert "the MCP server 'broken': failed" in answer["error"]
+
+
+async def test_an_optional_server_that_is_missing_is_a_note_and_the_agent_is_degraded(
+    write: Callable[..., Path],
+) -> None:
+    base = write({"mcps": [{"name": "diary", "required": False}]})
+    async with start(base) as node:
+        answer = await node.ask("basil", "cook", "echo")
+        assert answer["ok"]
+        assert (
+            "degraded: without the MCP server 'diary': its program 'no-such-program' cannot be found" in answer["notes"]
+        )
+
+        async def is_degraded() -> bool:
+            page = await node.operation("fabric.agent.list")
+            return bool(page["result"]["agents"][0]["status"] == "degraded")
+
+        node.fabric._refresh_agent("basil")
+        await eventually(is_degraded)
+
+
+async def test_a_knowledge_file_that_is_missing_is_named(write: Callable[..., Path]) -> None:
+    base = write({"knowledge": ["knowledge/taste.md"]})
+    async with start(base) as node:
+        answer = await node.ask("basil", "cook", "echo")
+        assert answer["error_code"] == "AGENT_OFFLINE"
+        assert "the knowledge file 'knowledge/taste.md'" in answer["error"]
+        (base / "agents/basil/knowledge").mkdir()
+        (base / "agents/basil/knowledge/taste.md").write_text("No coriander.")
+        await see(node, "cook")
