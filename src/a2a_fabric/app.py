@@ -19,7 +19,7 @@ from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, read_environment, resolve_env
 from a2a_fabric.core.active_policy import ActivePolicy
-from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest
+from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest, is_imported
 from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
@@ -63,6 +63,7 @@ from a2a_fabric.node_setup import (
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
+from a2a_fabric.protocols.mcp.apps import find_ui_uri
 from a2a_fabric.protocols.mcp.runtime_ports import (
     OffersPromptsAndResources,
     OffersTunnel,
@@ -481,11 +482,21 @@ class Fabric:
         return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
 
     def _find_prompts_and_resources(self, agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:
-        runtime = self.runtime_pool.find_runtime(agent_id)
+        runtime = self.runtime_pool.find_runtime(agent_id) or self._load_user_interfaces(agent_id)
         if isinstance(runtime, PerPrincipalRuntime):
             owner = None if principal is None else find_login_owner(principal)
             return None if owner is None else runtime.find_prompts_and_resources(owner)
         return runtime.prompts_and_resources if isinstance(runtime, OffersPromptsAndResources) else None
+
+    def _load_user_interfaces(self, agent_id: str) -> Runtime | None:
+        """The runtime of another node's agent that was not called yet, if its tools have user interfaces."""
+        manifest = self.registry.catalog.get(agent_id) if is_imported(agent_id) else None
+        if manifest is None or not any(each.metadata and find_ui_uri(each.metadata) for each in manifest.capabilities):
+            return None
+        try:
+            return self.runtime_pool.get_live_runtime(manifest).runtime
+        except FabricError:  # the agent's health says why
+            return None
 
     async def _connect_host(self, manifest: Manifest) -> AgentHost:
         """Raises AgentOffline."""

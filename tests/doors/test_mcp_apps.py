@@ -16,7 +16,7 @@ from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.mcp_servers.clock_app import MEDIA_TYPE, VIEW, clock_program, make
 from tests.fixtures.mcp_servers.serving import serving
-from tests.fixtures.node import Node, eventually, running
+from tests.fixtures.node import PSK, Node, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -232,3 +232,38 @@ async def test_the_fast_path_and_the_slow_path_say_the_same(node: Node) -> None:
     for _ in range(3):  # the first request of a client goes to the SDK, the others take the fast path
         headers, body = modern("tools/call", {"name": "bob_sees_apps", "arguments": {}}, meta=meta)
         assert "apps: True" in (await node.send("POST", "/mcp", json=body, headers=headers)).body.decode()
+
+
+@ERAS
+@pytest.mark.parametrize("era", ["handshake", "stateless"])
+async def test_agents_of_another_node_bring_their_user_interfaces(mode: str, era: Any) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving(era, make=lambda: make("ann")))
+        manifest = {"agent_id": "ann", "runtime": "mcp", "endpoint": {"uri": server.url}}
+        other = await stack.enter_async_context(running(manifests=[manifest]))
+
+        async def is_listed(at: Node, *names: str) -> bool:
+            async with client(at, "legacy") as connected:
+                return set(names) <= set(await list_metas(connected))
+
+        await eventually(lambda: is_listed(other, "ann_refresh"))
+        endpoint = {"uri": other.url, "psk": PSK}
+        here = [
+            {"agent_id": "lab", "runtime": "fabric", "endpoint": endpoint},
+            {"agent_id": "cilla", "runtime": "fabric", "endpoint": {**endpoint, "agent": "ann"}},
+        ]
+        node = await stack.enter_async_context(running(manifests=here))
+        await eventually(lambda: is_listed(node, "lab_ann_refresh", "cilla_refresh"))
+        async with client(node, mode) as connected:
+            metas = await list_metas(connected)
+            listed = {str(each.uri) for each in (await connected.list_resources()).resources}
+            for agent_id in ("lab%2Fann", "cilla"):
+                uri = public(agent_id)
+                assert uri in listed
+                assert metas[f"{agent_id.replace('%2F', '_')}_get_time"]["ui"]["resourceUri"] == uri
+                [content] = (await connected.read_resource(uri)).contents
+                assert "<title>ann</title>" in str(content)
+                assert (content.mime_type, str(content.uri)) == (MEDIA_TYPE, uri)
+            with pytest.raises(MCPError, match="no other resources"):
+                await connected.read_resource("ui://a2a-fabric/cilla/resources/another%2Fapp.html")
+            assert words(await connected.call_tool("lab_ann_refresh", {})) == "refreshed ann"

@@ -139,6 +139,8 @@ def render_capability(capability: Capability) -> dict[str, Any]:
         **render_capability_item(capability),
         **bounds,
         **({"default": True} if capability.default else {}),
+        **({"title": capability.title} if capability.title else {}),
+        **({"metadata": capability.metadata} if capability.metadata else {}),
         "input_schema": capability.input_schema or {},
         "output_schema": capability.output_schema or {},
         "idempotent": capability.idempotent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.result import Fallback, Part, Questions
 from a2a_fabric.outbound import sse
-from a2a_fabric.outbound.port import HTTPClient, OutboundError
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.runtimes.upstream import STATUS_ERRORS, error_from_outbound, error_from_status, read_bounded
 
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -200,7 +200,8 @@ _STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by 
 class NodeClient:
     def __init__(self, name: str, uri: str, psk: str | None, http: HTTPClient, reply_bytes: int) -> None:
         self.name = name  # the other node's id here
-        self._url = f"{uri.rstrip('/')}/mcp/call"
+        self._base_url = uri.rstrip("/")
+        self._url = f"{self._base_url}/mcp/call"
         self._host = urlsplit(uri).netloc
         self._http = http  # belongs to the node, which closes it
         self.reply_bytes = reply_bytes
@@ -224,6 +225,21 @@ class NodeClient:
         except FabricError as error:
             self.add_hop(error)
             raise
+
+    async def post(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> HTTPReply:
+        """A request at another door of the node. Raises FabricError if there is no reply."""
+        try:
+            return await self._http.request(
+                "POST",
+                self._base_url + path,
+                headers={**self._headers, **headers},
+                body=body,
+                timeout=timeout,
+                limit=self.reply_bytes,
+            )
+        except OutboundError as exc:
+            error = error_from_outbound(exc, timeout, self._host, subject=f"Node '{self.name}'")
+            raise self.add_hop(error) from exc
 
     @asynccontextmanager
     async def stream_operation(

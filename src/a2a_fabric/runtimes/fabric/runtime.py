@@ -49,6 +49,7 @@ from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import UNNAMED_NODE
 from a2a_fabric.core.result import EVENT_KINDS, Answers, Event, Fallback, Questions, Result, make_input_required
+from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider
 from a2a_fabric.runtimes import remote_work
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.fabric.client import (
@@ -60,6 +61,7 @@ from a2a_fabric.runtimes.fabric.client import (
     read_event_data,
     read_final,
 )
+from a2a_fabric.runtimes.fabric.user_interfaces import NodeUserInterfaces
 from a2a_fabric.runtimes.remote_work import BackgroundCancels, OutputLimit
 
 _FIRST_PAUSE = 0.1
@@ -335,6 +337,7 @@ class RemoteAgentRuntime:
         self._node = node
         self._cancels = BackgroundCancels(manifest.agent_id)
         self._is_listed = is_imported(manifest.agent_id)
+        self.prompts_and_resources: PromptResourceProvider = NodeUserInterfaces(node, agent, manifest.capabilities)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         prefix = f"{self._node.name}/" if self._is_listed else ""
@@ -348,7 +351,9 @@ class RemoteAgentRuntime:
         return "unknown" if self._is_listed else (await self._fetch_entry()).status
 
     async def describe(self) -> Manifest:
-        return complete_manifest(self._manifest, (await self._fetch_entry()).manifest)
+        described = complete_manifest(self._manifest, (await self._fetch_entry()).manifest)
+        self.prompts_and_resources = NodeUserInterfaces(self._node, self._agent, described.capabilities)
+        return described
 
     async def aclose(self) -> None:
         await self._cancels.aclose()
