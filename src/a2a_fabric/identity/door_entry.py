@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.call import Principal
-from a2a_fabric.identity.resolver import Credentials, Resolver
+from a2a_fabric.identity.resolver import Credentials
+
+
+class CallerResolver(Protocol):
+    """A resolver, or what checks the identities that other nodes forward and then asks a resolver."""
+
+    def __call__(self, credentials: Credentials, /) -> Principal: ...
+
+    def narrow(self, principal: Principal, credentials: Credentials, /) -> Principal: ...
 
 
 class DoorEntry:
-    def __init__(self, door: str, resolver: Resolver, active_policy: ActivePolicy) -> None:
+    def __init__(self, door: str, resolver: CallerResolver, active_policy: ActivePolicy) -> None:
         self._door = door
         self._resolver = resolver
         self._active_policy = active_policy
