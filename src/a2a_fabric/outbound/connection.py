@@ -69,8 +69,20 @@ class HTTPStreamedReply:
                 raise copy(self._error)  # a traceback on the original would refer back to this frame
             if self._has_ended:
                 return b""
-            await self._wait_for_data()
-        return self._pop_chunk()
+            if self._waiter is not None:
+                raise RuntimeError("A streamed reply has one reader at a time")
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        parts = self._parts
+        chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._read_bytes += len(chunk)
+        if self._is_paused:
+            self._resume()
+        return chunk
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while chunk := await self.next_chunk():
@@ -91,23 +103,6 @@ class HTTPStreamedReply:
         self._has_ended = True
         self._resume()
         self._wake()
-
-    def _pop_chunk(self) -> bytes:
-        parts = self._parts
-        chunk = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        self._read_bytes += len(chunk)
-        self._resume()
-        return chunk
-
-    async def _wait_for_data(self) -> None:
-        if self._waiter is not None:
-            raise RuntimeError("A streamed reply has one reader at a time")
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

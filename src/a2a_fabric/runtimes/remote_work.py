@@ -124,13 +124,17 @@ class OutputLimit:
         """Raises UpstreamRefused when the limit is exceeded."""
         self._remaining -= len(text)
         if self._remaining < 0:
-            raise UpstreamRefused("The agent's stream is larger than this node takes")
+            raise _too_large()
 
     def check(self, event: Event) -> Event:
         """The same event. Raises UpstreamRefused."""
         if event.kind == "token":
             self.add(str(event.data.get("text", "")))
         return event
+
+
+def _too_large() -> UpstreamRefused:
+    return UpstreamRefused("The agent's stream is larger than this node takes")
 
 
 class StreamText(OutputLimit):
@@ -141,7 +145,9 @@ class StreamText(OutputLimit):
         self._parts: list[str] = []
 
     def add(self, text: str) -> None:
-        super().add(text)
+        self._remaining -= len(text)
+        if self._remaining < 0:
+            raise _too_large()
         self._parts.append(text)
 
     @property

@@ -176,16 +176,17 @@ async def relay_events(reply: StreamedReply, emit: Emit, limit: int) -> Result:
     """Forward events in order of arrival until `final`; a stream of text alone is an answer too."""
     stream_text = StreamText(limit)
     parser = sse.SSEParser(max(EVENT_BYTES, limit))
-    async for chunk in reply.chunks():
+    while chunk := await reply.next_chunk():
         for data in parser.feed(chunk):
             stream_event = _decode_event(data)
-            if stream_event.event == "final":
-                return _result_from_final(stream_event.data, stream_text)
-            if stream_event.event in EVENT_KINDS:
-                stream_event.data.pop("trace", None)
-                if stream_event.event == "token":
-                    stream_text.add(str(stream_event.data.get("text", "")))
-                await emit(Event(stream_event.event, stream_event.data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
+            kind, event_data = stream_event.event, stream_event.data
+            if kind == "final":
+                return _result_from_final(event_data, stream_text)
+            if kind in EVENT_KINDS:
+                event_data.pop("trace", None)
+                if kind == "token":
+                    stream_text.add(str(event_data.get("text", "")))
+                await emit(Event(kind, event_data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
     for data in parser.flush():
         stream_event = _decode_event(data)
         if stream_event.event == "final":
