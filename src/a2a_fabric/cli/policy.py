@@ -210,8 +210,10 @@ def _decide(case: PolicyCase, node: Fabric, policy: Policy) -> PolicyAnswer:
     if refusal is None:
         reason = "no rule matches, and the credentials allow it" if rule is None else f"rule '{rule}' allows it"
         return PolicyAnswer(verdict="allow", rule=rule, reason=reason)
-    is_by_rule = verdict is not None and verdict.effect == "deny"
-    return PolicyAnswer(verdict="deny", rule=rule if is_by_rule else None, reason=str(refusal))
+    if verdict is not None and verdict.effect == "deny":
+        return PolicyAnswer(verdict="deny", rule=rule, reason=f"rule '{rule}' denies it")
+    hint = "" if principal.scp or case.scopes is not None else ". Name the scopes of its token (`scopes`, --scope)"
+    return PolicyAnswer(verdict="deny", rule=None, reason=f"{refusal}{hint if principal.scp is not None else ''}")
 
 
 def _find_principal(case: PolicyCase, node: Fabric) -> Principal:

@@ -23,6 +23,7 @@ LIST_SECONDS = 30.0  # between two fetches
 MAX_LIST_AGE = 3600.0
 _MAX_BYTES = 16 * 1024 * 1024
 _RETRY_AFTER = 5.0
+_EMPTY_LIST = '{"revoked": []}'
 _UNREADABLE = "the revocation list cannot be read"
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,11 @@ class FileRevocations:
         try:
             self._load()
         except (OSError, ValueError) as exc:
-            raise ConfigError(f"{path}: the revocation list cannot be read: {exc}") from exc
+            hint = (
+                f". Make an empty one: echo '{_EMPTY_LIST}' > {path.name}" if isinstance(exc, FileNotFoundError) else ""
+            )
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise ConfigError(f"{path}: {_UNREADABLE}: {reason}{hint}") from exc
 
     async def refresh(self) -> None:
         """A file is looked at with every request."""
