@@ -205,6 +205,7 @@ class Fabric:
         )
         self._message_signals = ConversationSignals()
         self.jobs = self._build_jobs(stack)
+        self.logins.add_login_listener(self.jobs.resume_after_login)
         registrar = Registrar(
             self.store.registrations,
             registered_agents,

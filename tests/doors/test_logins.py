@@ -475,10 +475,14 @@ async def test_an_a2a_task_without_a_login_waits_for_it_and_goes_on(login: Login
         assert "Sign in to 'files'" in text["text"]
         async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
             assert "You are signed in" in await open_page(login, form["data"]["url"], browser)
-        answer = {"message": message("done", taskId=first["id"])}
-        second = (await rpc(node, "SendMessage", answer, agent="files", headers=headers))["result"]["task"]
-        assert second["status"]["state"] == "TASK_STATE_COMPLETED", second
-        assert "alice" in str(second["artifacts"])
+        tasks: list[Any] = []
+
+        async def has_ended() -> bool:
+            tasks.append((await rpc(node, "GetTask", {"id": first["id"]}, agent="files", headers=headers))["result"])
+            return bool(tasks[-1]["status"]["state"] == "TASK_STATE_COMPLETED")
+
+        await eventually(has_ended)
+        assert "alice" in str(tasks[-1]["artifacts"])
 
 
 async def test_an_a2a_task_whose_caller_declines_the_login_is_rejected(login: LoginServer, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class PersonalListing(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[dict[str, Any], ...] = ()
     resources: tuple[dict[str, Any], ...] = ()
     templates: tuple[dict[str, Any], ...] = ()
-    approved: dict[str, str] = {}  # the digest of each tool's text when the principal was first offered it
+    approved: dict[str, str] = {}  # by normalized name, the digest of what a tool said when it was first offered
+    changed_tools: frozenset[str] = frozenset()  # those that say something else now
 
     def keep_approvals(self, previous: PersonalListing | None) -> PersonalListing:
         """The same listing; what the principal was offered before stays approved as it was then."""
@@ -125,17 +126,8 @@ class PersonalListing(msgspec.Struct, frozen=True, kw_only=True):
         earlier = {} if previous is None else previous.approved
         if len(earlier) > _MAX_APPROVED:
             earlier = {name: digest for name, digest in earlier.items() if name in digests}
-        return msgspec.structs.replace(self, approved={**digests, **earlier})
-
-    @property
-    def changed_tools(self) -> frozenset[str]:
-        """The normalized names of the tools that say something else than when the principal was first offered them."""
-        return frozenset(
-            name
-            for each in self.capabilities
-            if (approved := self.approved.get(name := normalize_name(each.name))) is not None
-            and approved != ToolText.from_capability(each).digest
-        )
+        changed = frozenset(name for name, digest in digests.items() if earlier.get(name, digest) != digest)
+        return msgspec.structs.replace(self, approved={**digests, **earlier}, changed_tools=changed)
 
 
 class PersonalListings:

@@ -23,6 +23,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CallTimeout,
     Conflict,
+    FabricError,
     JobNotFound,
     RateLimited,
     StoreUnavailable,
@@ -42,6 +43,7 @@ from a2a_fabric.core.job import (
     new_job_id,
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.logins import login_error_from_questions
 from a2a_fabric.core.result import Answer, Event, Result
 from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, call_store_within, retry_store_call
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait, prune_forever
@@ -106,6 +108,7 @@ _MAX_PAGE = 1000
 _PRUNE_INTERVAL = 60.0
 _PRUNE_BATCH = 500
 _MAX_ANSWER_ATTEMPTS = 16
+_MAX_RESUMED = 100  # jobs that go on after one login
 _RECOUNT_AFTER = 10.0  # seconds
 _RECOUNT_AFTER_AT_LIMIT = 0.5
 _RETRY_AFTER = 2.0
@@ -371,6 +374,19 @@ class Jobs:
             names = ", ".join(f"'{key}'" for key in questions.questions)
             raise BadInput(f"No open question has such a key. Answer under {names}.", field="answers")
         return await self.answer_some(principal, job_id, answers)
+
+    async def resume_after_login(self, owner: str, agent_id: str) -> None:
+        """The owner has signed in to the agent: its jobs that wait for that go on. Never raises a FabricError."""
+        query = JobFilter(owner=owner, agent_id=agent_id, states=("input_required",))
+        try:
+            for summary in (await self.list_internal(query, limit=_MAX_RESUMED)).jobs:
+                job = await self._load_job(summary.job_id)
+                if job.open_questions is not None and login_error_from_questions(job.open_questions) is not None:
+                    answers = {key: Answer() for key in job.open_questions.questions}
+                    event = status_event("queued", "Signed in")
+                    await call_store(self._store.jobs.answer, job.job_id, merge_answers(job, answers), (event,))
+        except FabricError as error:  # a message to the task lets it go on as well
+            _log.info("jobs that waited for a login at agent %s could not be resumed: %s", agent_id, error.message)
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
         """Run the same call as a new job. Raises JobNotFound, and Conflict while the first job has not ended."""

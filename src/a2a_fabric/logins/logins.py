@@ -135,11 +135,18 @@ class Logins:
         self._cache: OrderedDict[tuple[str, str], _CachedLogin] = OrderedDict()
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._listeners: list[OnLogin] = []
+        self._login_listeners: list[OnLogin] = []
         self._starts: OrderedDict[str, deque[float]] = OrderedDict()  # moments of the last minute, by owner
 
     def add_listener(self, on_change: OnLogin) -> None:
         """It is called with the owner and the agent, after a login or a logout on this node, and does not raise."""
         self._listeners.append(on_change)
+
+    def add_login_listener(self, on_login: OnLogin) -> None:
+        """It is called with the owner and the agent after a login on this node, and does not raise. What the agent
+        offers the owner is known then, unless the agent takes long to say so.
+        """
+        self._login_listeners.append(on_login)
 
     # Signing in
 
@@ -270,6 +277,8 @@ class Logins:
         for listener in self._listeners:
             await listener(owner, agent_id)
         await self.listings.learn(owner, [agent_id])
+        for listener in self._login_listeners:
+            await listener(owner, agent_id)
         return record
 
     async def _add_attempt(self, owner: str, agent_id: str, state: str, binding: str, secret: _AttemptSecret) -> None:
