@@ -14,6 +14,7 @@ from a2a_fabric.federation.source import FederationSource
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from tests.federation.pages import Pages, serving_pages
+from tests.fixtures.node import running
 from tests.marks import requirement
 
 GOOD = {
@@ -244,3 +245,28 @@ async def test_a_registry_of_10000_agents_is_read_while_it_is_edited(tmp_path: P
         await source.load()
     path.write_text(text.replace('"signal 7 7"', '"signal seven"'))
     assert len(await source.load()) == 10_000
+
+
+async def test_a_remote_card_cannot_lead_the_node_to_a_private_address(tmp_path: Path, pages: Pages) -> None:
+    secret = pages.url.replace("127.0.0.1", "127.0.0.2")  # another address of this machine
+    pages["/agent.json"] = json.dumps({**GOOD, "invocation": {"type": "http", "url": secret}})
+    config = {"agents": [f"{pages.url}/agent.json"], "federation": {"allow": ["127.0.0.1"]}, "store": "memory:"}
+    async with running(config=config, base=tmp_path, from_files=True) as node:
+        answer = await node.ask("good", "anything", "x")
+        assert answer["error_code"] == "AGENT_OFFLINE"
+        assert (await node.operation("fabric.agent.list"))["result"]["agents"][0]["agent_id"] == "good"
+
+
+async def test_an_agent_that_registers_cannot_name_a_folder_of_this_machine(tmp_path: Path) -> None:
+    async with running(base=tmp_path, config={"store": "memory:"}) as node:
+        manifest = {
+            "agent_id": "spy",
+            "endpoint": {"transport": "http", "uri": "http://127.0.0.1:1"},
+            "origin": {"location": "local", "folder": "/etc"},
+            "dependencies": {"knowledge": ["passwd"]},
+        }
+        reply = await node.send("POST", "/mcp/register_agent", json=manifest)
+        assert reply.json["ignored"] == ["dependencies", "origin"] or "origin" in reply.json["result"]["ignored"]
+        spy = node.fabric.registry.catalog.get("spy")
+        assert spy is not None
+        assert spy.origin is None

@@ -16,6 +16,7 @@ from a2a_fabric.federation.git import GitCheckout, check_allowed, find_checkout,
 from a2a_fabric.federation.registry_file import GitLocation
 from a2a_fabric.federation.settings import GitSettings
 from tests.federation.sample import copy_example, edit_registry, make_repository, running_example
+from tests.fixtures.disk import needs_root, small_disk
 from tests.fixtures.node import WAIT_TIMEOUT
 from tests.marks import requirement
 
@@ -306,3 +307,20 @@ async def test_a_repository_that_is_not_allowed_is_left_out_and_named(tmp_path: 
         assert any("federation.git.schemes" in each for each in problems.values())
         assert (await node.ask("wise", "give-advice", "x"))["error_code"] == "AGENT_NOT_FOUND"
         assert (await node.ask("units", "convert_length", "", context={"miles": 1}))["ok"]
+
+
+@needs_root
+async def test_a_full_disk_is_offline_and_nothing_is_left(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "wise.git")
+    commit = repository.commit(("100644", "noise", os.urandom(3_000_000)))
+    disk = tmp_path / "disk"
+    with small_disk(disk, megabytes=2):
+        location = GitLocation(repo=str(repository.path), commit=commit)
+        checkout = find_checkout(git_manifest("wise", location, disk, "registry.json", ALLOW_FILES))
+        with pytest.raises(AgentOffline) as refused:
+            await checkout.update()
+        assert (
+            "No space left on device" in refused.value.full_message or "git fetch failed" in refused.value.full_message
+        )
+        assert checkout.find_version() is None
+        assert [each.name for each in (disk / "agents/external/.wise").iterdir()] == ["lock"]

@@ -125,6 +125,7 @@ def _build_agent_fields(view: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("agent", view["agent_id"]),
         ("name", view["display_name"] if view["display_name"] != view["agent_id"] else ""),
+        ("role", view.get("role", "")),
         ("about", view["description"]),
         ("status", view["status"]),
         ("error", view.get("error", "")),
@@ -137,8 +138,19 @@ def _build_agent_fields(view: dict[str, Any]) -> list[tuple[str, str]]:
         ("tags", ", ".join(view["tags"])),
         ("fallbacks", ", ".join(view["fallbacks"])),
         *((name.removesuffix("_id"), view.get(name) or "") for name in ("audience", "realm", "cog_id", "delegate_id")),
+        ("signals", ", ".join(view.get("signals", ()))),
+        ("provider", " ".join(filter(None, (view.get("provider") or {}).values()))),
+        ("comes from", _describe_origin(view.get("origin"))),
         *_build_registration_fields(view.get("registration")),
     ]
+
+
+def _describe_origin(origin: dict[str, Any] | None) -> str:
+    """Repository and commit, address, or folder; empty for an agent that is not federated."""
+    if origin is None:
+        return ""
+    place = origin.get("url") or origin.get("folder", "")
+    return " ".join(filter(None, (origin["location"], place, origin.get("commit") or origin.get("ref", ""))))
 
 
 def _build_registration_fields(row: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -90,6 +90,39 @@ def _jobs() -> None:
     """
 
 
+class AgentCommands(CommandGroup):
+    default = "list"
+    rows: ClassVar = {
+        "list": CommandRow("agents", "List the agents of a node.", "list_agents"),
+        "lint": CommandRow("federation", "Check cards, folders and registries.", "lint_agents"),
+        "new": CommandRow("federation", "Make the folder of a new agent.", "new_agent"),
+        "add": CommandRow("federation", "Enter an agent into a registry.", "add_agent"),
+        "export": CommandRow("federation", "Write any agent of a node as a folder.", "export_agent"),
+    }
+
+
+def _agents() -> None:
+    """List the agents of a node; make and check folders.
+
+    Example: a2a-fabric agents --capability summarize
+    """
+
+
+class RegistryCommands(CommandGroup):
+    rows: ClassVar = {
+        "show": CommandRow("registry", "Show the agents, skills and routing of a registry.", "show_registry"),
+        "index": CommandRow("registry", "Rebuild the index of skills.", "index_skills"),
+        "upgrade": CommandRow("registry", "Write a registry of version 1.0 or 2.0 as 3.0.", "upgrade_registry"),
+    }
+
+
+def _registry() -> None:
+    """Show, index and upgrade a registry.json.
+
+    Example: a2a-fabric registry show
+    """
+
+
 class MessageCommands(CommandGroup):
     default = "receive"
     rows: ClassVar = {
@@ -265,7 +298,8 @@ COMMANDS: dict[str, CommandRow] = {
         "program", "Send, receive and acknowledge messages; publish to topics.", "_messages", MessageCommands
     ),
     "jobs": CommandRow("program", "List, follow, answer, cancel and retry jobs.", "_jobs", JobCommands),
-    "agents": CommandRow("agents", "List the agents of a node.", "list_agents"),
+    "agents": CommandRow("program", "List the agents of a node; make and check folders.", "_agents", AgentCommands),
+    "registry": CommandRow("program", "Show, index and upgrade a registry.json.", "_registry", RegistryCommands),
     "search": CommandRow("agents", "Find agents for a task, the best first, and show why they match.", "search_agents"),
     "describe": CommandRow("agents", "Show everything about one agent.", "describe_agent"),
     "route": CommandRow("agents", "Show which agents would answer a call, in which order, and why.", "show_route"),

@@ -389,6 +389,7 @@ def import_agent(node: Manifest, published: Manifest) -> Manifest:
         node_id=published.node_id if published.node_id != UNNAMED_NODE else node.agent_id,
         trust_tier=node.trust_tier,
         audience=node.audience or published.audience,
+        origin=node.origin,
         tags=tuple(dict.fromkeys((*node.tags, *published.tags))),
         fallbacks=node.fallbacks,
         pool=None,

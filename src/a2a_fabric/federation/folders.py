@@ -104,6 +104,8 @@ def find_folder_problems(folder: AgentFolder) -> Iterator[tuple[YamlPath, str]]:
     """Files that the card names and that do not exist, or that are outside the folder by a symbolic link."""
     root = folder.path.resolve()
     for location, path in iterate_paths(folder.card):
+        if find_path_problem(path) is not None:
+            continue  # the card's own problem
         target = (root / path).resolve()
         if not target.is_relative_to(root):
             yield location, f"'{path}' leads out of the agent's folder by a symbolic link"

@@ -5,6 +5,7 @@ both are pure functions from JSON to JSON."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Audience, Manifest, normalize_name
 from a2a_fabric.core.federation import Dependencies, McpDependency, Phrase, RelativePath, WordRouting
-from a2a_fabric.federation.card import NAME_PATTERN, Skill, build_capabilities
+from a2a_fabric.federation.card import NAME_PATTERN, SKILL_PATTERN, Skill, build_capabilities
 
 REGISTRY_FILE = "registry.json"
 REFERENCE_FILE = "reference/agent-registry.json"  # where many repositories have it
@@ -197,11 +198,12 @@ def _merge_dependencies(own: Dependencies | None, mcps: Iterable[str | McpDepend
 
 
 def build_skill_index(agents: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Each skill with the first agent that has it, sorted by the skill's id."""
+    """Each skill with the first agent that has it, sorted by the skill's id. Names of legacy capabilities are none."""
     index: dict[str, str] = {}
-    for name, skill_ids in agents.items():
-        for skill_id in skill_ids:
-            index.setdefault(skill_id, name)
+    for agent, names in agents.items():
+        for name in names:
+            if re.fullmatch(SKILL_PATTERN, name):
+                index.setdefault(name, agent)
     return dict(sorted(index.items()))
 
 

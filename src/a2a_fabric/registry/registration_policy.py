@@ -154,6 +154,8 @@ class RegistrationPolicy:
             raise _bad_registration(manifest, reason, "runtime" if manifest.runtime else "endpoint") from error
 
     def _check_size_and_names(self, manifest: Manifest) -> None:
+        if manifest.origin is not None:  # it names a folder of this machine
+            raise _bad_registration(manifest, "only the node itself says where an agent comes from", "origin")
         size = len(msgspec.json.encode(manifest))
         if size > self.settings.max_bytes:
             raise BadInput(

@@ -161,5 +161,5 @@ class DependentRuntime:
 def needs_check(manifest: Manifest) -> bool:
     """Whether the manifest names something that can be missing, and a folder in which to look."""
     dependencies = manifest.dependencies
-    has_folder = manifest.origin is not None and bool(manifest.origin.folder)
+    has_folder = manifest.origin is not None and bool(manifest.origin.folder) and manifest.registered_by is None
     return has_folder and dependencies is not None and bool(dependencies.mcps or dependencies.knowledge)
