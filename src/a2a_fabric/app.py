@@ -88,7 +88,7 @@ from a2a_fabric.runtime_factory import DEFAULT_KIND, NodeIdentity, RuntimeFactor
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
-from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe
+from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe, record_receipts
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
@@ -143,6 +143,8 @@ class Fabric:
             self._memory = AgentMemory(self._descriptions or self.store.descriptions)
             await self._memory.load()
             self._build(stack)
+            if self._receipt_writer is not None:
+                stack.push_async_callback(self._receipt_writer.flush)  # after the last call has ended
             await self._stored_keys.load()
             await self._login_listings.load_recent()
             for door in self.doors:
@@ -171,6 +173,8 @@ class Fabric:
                 )
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
+            if self._receipt_writer is not None:
+                tasks.append(asyncio.ensure_future(self._receipt_writer.run()))
             stack.push_async_callback(cancel_and_wait, *tasks)
             self._lifetimes = stack.pop_all()
         return self
@@ -192,6 +196,7 @@ class Fabric:
         self._node_identity = NodeIdentity(config.identity, self._node_keys.load_signer)
         self.runtime_pool = self._build_runtime_pool(stack)
         self._build_health(registered_agents)
+        self._receipt_writer = self._node_keys.load_receipt_writer(self.store.receipts)
         self.gateway = self._build_gateway()
         self.gateway.notice_sources.append(
             lambda principal: self.registry.list_tool_notices() if administers(principal) else ()
@@ -534,8 +539,11 @@ class Fabric:
         call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
         authorize_call = authorize(registry, delegations, self.active_policy)
-        steps = [observe(self.telemetry), authorize_call, limit(call_limit, self._call_rate)]
-        job_steps = [*steps[:2], limit(call_limit)]  # jobs were counted per minute when they were accepted
+        writer = self._receipt_writer
+        receipts = [] if writer is None else [record_receipts(writer)]
+        entry_steps = [observe(self.telemetry), *receipts, authorize_call]
+        steps = [*entry_steps, limit(call_limit, self._call_rate)]
+        job_steps = [*entry_steps, limit(call_limit)]  # jobs were counted per minute when they were accepted
         self._proxy_steps = GatedProxySteps(
             steps, lambda manifest: self.runtime_pool.get_live_runtime(manifest).gate, delegations
         )
@@ -658,6 +666,7 @@ class Fabric:
             tunnel=self._find_tunnel,
             proxy_steps=self._proxy_steps,
             http=self._tunnel_client,
+            sign_trace=self._node_keys.sign_trace,
             resource_providers=self._prompts_and_resources,
             public_url=self.config.public_url,
             door_kinds=frozenset(plugins.canonical_kind(str(each.get("kind"))) for each in self.config.doors),

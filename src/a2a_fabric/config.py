@@ -22,7 +22,7 @@ from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.core.rules import PolicyRule
 from a2a_fabric.core.view import View
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, TrustedNodeSettings
+from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, ReceiptSettings, TrustedNodeSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
@@ -210,6 +210,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     federation: FederationSettings = FederationSettings()
     auth: AuthSettings = AuthSettings()
     identity: IdentitySettings = IdentitySettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     views: Annotated[
         tuple[View, ...],
         Meta(

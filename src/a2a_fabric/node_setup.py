@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
@@ -15,10 +17,12 @@ from a2a_fabric import plugins
 from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, parse_listen
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.errors import ConfigError, InternalError
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
 from a2a_fabric.core.ports import AgentSource, load_module
+from a2a_fabric.core.propagation import Trace
+from a2a_fabric.core.receipts import ReceiptStore
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
@@ -40,9 +44,12 @@ from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 if TYPE_CHECKING:
+    from a2a_fabric.identity.receipt_writer import ReceiptWriter
     from a2a_fabric.identity.trusted_nodes import TrustedNodes
 
 _MAX_PROBLEMS = 20  # that are reported of one view
+
+_log = logging.getLogger(__name__)
 
 
 def resolve_store_address(config: Config, base: Path | None) -> str:
@@ -194,6 +201,7 @@ class LazyNodeKeys:
 
     def __init__(self, config: Config, base: Path, environ: Mapping[str, str]) -> None:
         self._settings = config.identity
+        self._receipts = config.receipts
         self._name = config.identity.name or config.public_url or config.node_id
         self._base = base
         self.path = resolve_identity_path(config, base, environ)
@@ -206,6 +214,27 @@ class LazyNodeKeys:
             signer_type = load_module("a2a_fabric.identity.node_signer").NodeSigner
             self._signer = signer_type(keys, self._name, self._base, self._settings.seconds)
         return self._signer
+
+    def sign_trace(self, trace: Trace, outcome: str, result: Any) -> str:
+        """Raises InternalError if the node has no key and cannot make one."""
+        try:
+            key = self.load_signer().keys.get()
+        except ConfigError as exc:
+            _log.error("A reply could not be signed: %s", exc.message)
+            raise InternalError from exc
+        signed_traces = load_module("a2a_fabric.identity.signed_traces")
+        signature: str = signed_traces.sign_trace(key, self._name, trace, outcome, result, time.time())
+        return signature
+
+    def load_receipt_writer(self, store: ReceiptStore) -> ReceiptWriter | None:
+        """None if the node writes no receipts. Raises ConfigError."""
+        if not self._receipts.enabled:
+            return None
+        keys = self.load_signer().keys
+        keys.get()  # a key that cannot be read or made stops the start
+        writer_type = load_module("a2a_fabric.identity.receipt_writer").ReceiptWriter
+        writer: ReceiptWriter = writer_type(store, keys, self._name, self._receipts)
+        return writer
 
     def list_public(self) -> list[dict[str, Any]]:
         """The public keys; none if the node has never signed anything. Raises ConfigError."""

@@ -137,7 +137,7 @@ def verify_one_passport(
     """
     with _judging():
         decoded, fields = decode_passport(_read_text(passport))
-        public_key = _read_public_keys(keys).get(decoded.key_id)
+        public_key = read_public_keys(keys).get(decoded.key_id)
         if public_key is None:
             raise AuthInvalid(f"{keys} has no key '{decoded.key_id[:64]}'")
         check_passport(decoded, fields, public_key, time.time())
@@ -262,7 +262,7 @@ def verify_one_mandate(
 
     Example: a2a-fabric mandate verify mandate.txt --keys issuer.jwks.json
     """
-    public_keys = _read_public_keys(keys)
+    public_keys = read_public_keys(keys)
 
     def find_key(issuer: str, key_id: str) -> Ed25519PublicKey:
         if key_id not in public_keys:
@@ -308,7 +308,7 @@ def _read_text(value: str) -> str:
     return value.strip()
 
 
-def _read_public_keys(path: Path) -> dict[str, Ed25519PublicKey]:
+def read_public_keys(path: Path) -> dict[str, Ed25519PublicKey]:
     try:
         return parse_public_keys(path.read_bytes())
     except (OSError, ValueError) as exc:
@@ -318,7 +318,7 @@ def _read_public_keys(path: Path) -> dict[str, Ed25519PublicKey]:
 def _read_delegate_key(path: Path | None) -> Ed25519PublicKey | None:
     if path is None:
         return None
-    keys = _read_public_keys(path)
+    keys = read_public_keys(path)
     if len(keys) > 1:
         raise ConfigError(f"{path}: the file holds several keys. The delegate has one")
     return next(iter(keys.values()))

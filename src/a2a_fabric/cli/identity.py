@@ -27,7 +27,7 @@ def show_identity(
 
     Example: a2a-fabric identity show --create --json > node.jwks.json
     """
-    keys = _open_keys(config)
+    keys = open_keys(config)
     if create:
         keys.get()
     published = keys.list_public()
@@ -56,7 +56,7 @@ def rotate_identity(
 
     Example: a2a-fabric identity rotate --overlap 1h
     """
-    keys = _open_keys(config)
+    keys = open_keys(config)
     key = keys.rotate(parse_duration(overlap, "--overlap"))
     if as_json:
         print_json({"keys": keys.list_public()})
@@ -65,7 +65,7 @@ def rotate_identity(
     remark(f"Receivers that have the keys in a file need the new {keys.public_path.name}")
 
 
-def _open_keys(config_file: Path | None) -> NodeKeys:
+def open_keys(config_file: Path | None) -> NodeKeys:
     environ = read_environment()
     setup = plan_setup(config_file, (), None, environ)
     return NodeKeys(resolve_identity_path(setup.config, setup.base or Path.cwd(), environ))

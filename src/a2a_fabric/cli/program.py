@@ -278,6 +278,24 @@ def _policy() -> None:
     """
 
 
+class ReceiptCommands(CommandGroup):
+    rows: ClassVar = {
+        "export": CommandRow("receipts", "Write the receipts of the store as JSON lines.", "export_receipts"),
+        "verify": CommandRow(
+            "receipts", "Check an export, offline, and name the first broken link.", "verify_receipts"
+        ),
+    }
+
+
+def _receipts() -> None:
+    """Export and verify the signed receipts of calls.
+
+    A node with `receipts: {enabled: true}` signs a receipt of each call. Each refers to the one before it.
+
+    Example: a2a-fabric receipts verify receipts.jsonl --keys node.jwks.json
+    """
+
+
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Print the version.
 
@@ -324,6 +342,7 @@ COMMANDS: dict[str, CommandRow] = {
         "program", "Show and rotate the key with which a node signs.", "_identity", IdentityCommands
     ),
     "policy": CommandRow("program", "Try the rules of the policy.", "_policy", PolicyCommands),
+    "receipts": CommandRow("program", "Export and verify the signed receipts of calls.", "_receipts", ReceiptCommands),
     "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),
     "version": CommandRow("program", "Print the version.", "_version"),

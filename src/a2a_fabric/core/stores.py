@@ -56,6 +56,7 @@ from a2a_fabric.core.message import (
     PostResult,
     TopicSubscription,
 )
+from a2a_fabric.core.receipts import ReceiptStore
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
@@ -483,6 +484,8 @@ class Store(Protocol):
     def logins(self) -> LoginStore: ...
     @property
     def keys(self) -> KeyStore: ...
+    @property
+    def receipts(self) -> ReceiptStore: ...
     @property
     def notices(self) -> ChangeNotices: ...
     @property

@@ -104,6 +104,7 @@ class DoorContext:
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
+    sign_trace: Callable[[Trace, str, Any], str] | None = None  # for trace, outcome and result of a reply
     resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
     public_url: str | None = None  # of this node; None: the address that each request was sent to
     issuers: tuple[str, ...] = ()  # whose tokens are accepted, besides the node's own keys

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from a2a_fabric.identity.forwarded import ForwardedIdentity, NodeIdentityVerifier, VerifiedIdentity
     from a2a_fabric.identity.mandates import Mandate, issue_mandate, narrow_mandate, verify_mandate
     from a2a_fabric.identity.passports import check_passport, decode_passport, issue_passport
+    from a2a_fabric.identity.receipts import Verification, verify_lines
+    from a2a_fabric.identity.signed_traces import verify_trace
     from a2a_fabric.identity.signing import SigningKey, create_key_file, parse_public_keys, read_key_file
 
 _LAZY_NAMES = {
@@ -18,6 +20,7 @@ _LAZY_NAMES = {
     "Mandate": "a2a_fabric.identity.mandates",
     "NodeIdentityVerifier": "a2a_fabric.identity.forwarded",
     "SigningKey": "a2a_fabric.identity.signing",
+    "Verification": "a2a_fabric.identity.receipts",
     "VerifiedIdentity": "a2a_fabric.identity.forwarded",
     "check_passport": "a2a_fabric.identity.passports",
     "create_key_file": "a2a_fabric.identity.signing",
@@ -27,7 +30,9 @@ _LAZY_NAMES = {
     "narrow_mandate": "a2a_fabric.identity.mandates",
     "parse_public_keys": "a2a_fabric.identity.signing",
     "read_key_file": "a2a_fabric.identity.signing",
+    "verify_lines": "a2a_fabric.identity.receipts",
     "verify_mandate": "a2a_fabric.identity.mandates",
+    "verify_trace": "a2a_fabric.identity.signed_traces",
 }
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "Mandate",
     "NodeIdentityVerifier",
     "SigningKey",
+    "Verification",
     "VerifiedIdentity",
     "check_passport",
     "create_key_file",
@@ -44,7 +50,9 @@ __all__ = [
     "narrow_mandate",
     "parse_public_keys",
     "read_key_file",
+    "verify_lines",
     "verify_mandate",
+    "verify_trace",
 ]
 
 

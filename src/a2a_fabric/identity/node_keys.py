@@ -20,7 +20,7 @@ from a2a_fabric.identity.signing import SigningKey, create_key_file, read_key_fi
 
 DEFAULT_NAME = "identity.key"
 _CHECK_SECONDS = 1.0  # between two looks at the file
-_MAX_RETIRED = 8
+_MAX_RETIRED = 100
 
 
 class PublicKeySet(msgspec.Struct, frozen=True):
@@ -50,22 +50,25 @@ class NodeKeys:
 
     def list_public(self) -> list[dict[str, Any]]:
         """The public keys that count now, the current one first; none if the node has no key."""
+        now = self._clock()
+        return [key for key in self.list_all() if key.get("exp", now + 1) > now]
+
+    def list_all(self) -> list[dict[str, Any]]:
+        """The same with keys whose time is over, for what they have signed before, such as receipts."""
         if self._key is None and not self.path.exists():
             return []
         current = self.get()
         retired = [
             key
             for key in _read_public_keys(self.public_path)
-            if key.get("kid") != current.key_id
-            and isinstance(key.get("exp"), int | float)
-            and key["exp"] > self._clock()
+            if key.get("kid") != current.key_id and isinstance(key.get("exp"), int | float)
         ]
         return [current.public_jwk, *retired]
 
     def rotate(self, overlap: float) -> SigningKey:
         """A new key signs from now on; the old one stays published for `overlap` seconds. Raises ConfigError."""
         expires_at = int(self._clock() + overlap)
-        published = self.list_public()
+        published = self.list_all()
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         key = create_key_file(draft)
         try:

@@ -157,6 +157,16 @@ class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 60.0
 
 
+class ReceiptSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Signed records of calls, in the store."""
+
+    enabled: Annotated[bool, Meta(description="Write a signed receipt of every call.")] = False
+    keep_seconds: Annotated[float, Meta(gt=0, description="Older receipts are removed.")] = 90 * 86_400.0
+    keep_receipts: Annotated[
+        int, Meta(ge=1, description="Of each node, the oldest receipts beyond this number are removed.")
+    ] = 1_000_000
+
+
 class TrustedNodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node whose signed identities count here."""
 

@@ -28,6 +28,7 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str | None = None
     parent_span_id: str | None = None
+    sign: bool = False  # `POST /mcp/call` answers with a signature in `trace`; other doors have no place for one
 
     def to_trace(self) -> Trace:
         """Raises BadInput."""

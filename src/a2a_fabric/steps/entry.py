@@ -19,6 +19,7 @@ from a2a_fabric.core.limits import FairLimit, TokenBuckets
 from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse_call, reveal_to_operator
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.propagation import DelegationGuard, current_trace
+from a2a_fabric.core.receipts import ReceiptRecorder
 from a2a_fabric.core.result import Result
 
 
@@ -62,6 +63,26 @@ def _describe_failure(exc: BaseException) -> tuple[str, str]:
     if isinstance(exc, asyncio.CancelledError):
         return "CANCELLED", "the caller left"
     return "INTERNAL_ERROR", "see the traceback under this trace id"
+
+
+def record_receipts(recorder: ReceiptRecorder) -> Step:
+    """Leaves a receipt of each call, also of one that is refused or cancelled."""
+
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            input_digest, started = recorder.begin(call), time.perf_counter()
+            try:
+                result = await inner(call, emit)
+            except BaseException as exc:
+                code = exc.code if isinstance(exc, FabricError) else _describe_failure(exc)[0]
+                recorder.end(call, input_digest, code, None, time.perf_counter() - started)
+                raise
+            recorder.end(call, input_digest, "ok", result, time.perf_counter() - started)
+            return result
+
+        return handle
+
+    return step
 
 
 class AgentRegistry(Protocol):

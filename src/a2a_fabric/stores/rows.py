@@ -24,6 +24,7 @@ from a2a_fabric.core.job import (
 from a2a_fabric.core.keys import StoredKey
 from a2a_fabric.core.logins import LoginRecord
 from a2a_fabric.core.message import InboxEntry, Message, NewMessage
+from a2a_fabric.core.receipts import StoredReceipt
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
@@ -403,6 +404,18 @@ def key_from_row(row: Row) -> StoredKey:
         last_used_at=last_used_at,
         replaced=bool(replaced),
     )
+
+
+RECEIPT_COLUMNS = "chain, seq, at, digest, body"
+
+
+def to_receipt_values(receipt: StoredReceipt) -> tuple[str, int, float, str, bytes]:
+    return receipt.chain, receipt.seq, receipt.at, receipt.digest, receipt.body
+
+
+def receipt_from_row(row: Row) -> StoredReceipt:
+    chain, seq, at, digest, body = row
+    return StoredReceipt(chain=chain, seq=seq, at=at, digest=digest, body=bytes(body))
 
 
 LOGIN_COLUMNS = "owner, agent_id, issuer, scopes, secret, created_at, updated_at, revision, listing"

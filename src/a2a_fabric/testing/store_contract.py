@@ -25,6 +25,7 @@ from a2a_fabric.core.keys import KEYS_TOPIC, NewKey
 from a2a_fabric.core.logins import LoginAttempt, LoginRecord
 from a2a_fabric.core.message import Party, make_extension_part
 from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.receipts import StoredReceipt
 from a2a_fabric.core.registration import HealthCheck, IdReservation, RegistrationFilter, StoredDescription
 from a2a_fabric.core.result import Part
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
@@ -49,6 +50,53 @@ async def read_job(store: Store, job_id: str) -> Job:
     job = await store.jobs.get(job_id)
     assert job is not None
     return job
+
+
+def make_stored_receipt(seq: int, chain: str = "node", at: float = 0.0) -> StoredReceipt:
+    return StoredReceipt(chain=chain, seq=seq, at=at, digest=f"{chain}-{seq}", body=b'{"seq":%d}' % seq)
+
+
+class ReceiptStoreContract:
+    """The contract of `Store.receipts`."""
+
+    async def test_receipts_are_appended_in_order_and_each_number_once(self, store: Store) -> None:
+        receipts = store.receipts
+        assert await receipts.read_head("node") is None
+        assert await receipts.append([])
+        assert await receipts.append([make_stored_receipt(1), make_stored_receipt(2)])
+        assert await receipts.read_head("node") == make_stored_receipt(2)
+        assert not await receipts.append([make_stored_receipt(2), make_stored_receipt(3)])  # taken
+        assert not await receipts.append([make_stored_receipt(4)])  # a gap
+        assert await receipts.append([make_stored_receipt(3)])
+        assert await receipts.append([make_stored_receipt(1, "other")])
+        assert [(each.chain, each.seq) for each in await receipts.read()] == [
+            *(("node", number) for number in (1, 2, 3)),
+            ("other", 1),
+        ]
+        assert [each.seq for each in await receipts.read(chain="node", after=("node", 1), limit=1)] == [2]
+
+    async def test_of_many_writers_of_one_chain_one_wins_each_number(self, store: Store) -> None:
+        async def write(name: int) -> bool:
+            receipts = [
+                msgspec.structs.replace(make_stored_receipt(seq, "race"), digest=f"{name}-{seq}")
+                for seq in range(1, 3 + name)
+            ]
+            return await store.receipts.append(receipts)
+
+        written = await asyncio.gather(*(write(number) for number in range(5)))
+        assert sum(written) == 1
+        winner = written.index(True)
+        rows = await store.receipts.read(chain="race")
+        assert [each.digest for each in rows] == [f"{winner}-{seq}" for seq in range(1, 3 + winner)]
+
+    async def test_old_receipts_and_those_beyond_a_number_are_pruned_but_the_newest_stays(self, store: Store) -> None:
+        await store.receipts.append([make_stored_receipt(seq, at=seq) for seq in range(1, 11)])
+        await store.receipts.append([make_stored_receipt(seq, "quiet", at=0.5) for seq in (1, 2)])
+        assert await store.receipts.prune(before=3.5, most=100, limit=2) == 2
+        while await store.receipts.prune(before=3.5, most=5, limit=2):
+            pass
+        left = [(each.chain, each.seq) for each in await store.receipts.read()]
+        assert left == [*(("node", seq) for seq in range(6, 11)), ("quiet", 2)]
 
 
 class LoginStoreContract:
@@ -675,6 +723,7 @@ class StoreContract(
     RegistrationStoreContract,
     DescriptionStoreContract,
     LoginStoreContract,
+    ReceiptStoreContract,
     KeyStoreContract,
 ):
     """What every store promises. Subclass it, and add a fixture `store`: an empty store that is open."""

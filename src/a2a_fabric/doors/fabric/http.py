@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -76,6 +77,16 @@ class FabricSocketRequest(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
     id: str | int | None = None
     cancel: bool = False
+
+
+class SignedTrace(Trace, frozen=True, kw_only=True):
+    """A trace with the node's signature of the reply that it is in."""
+
+    signature: str
+
+    @classmethod
+    def from_trace(cls, trace: Trace, signature: str) -> SignedTrace:
+        return cls(**msgspec.structs.asdict(trace), signature=signature)
 
 
 class _SuccessEnvelope(msgspec.Struct):
@@ -276,13 +287,13 @@ class CallEventStream:
             return self._resolved  # most events leave at once, without a coroutine for each
         return self._write(frame, more=True)
 
-    async def close_with(self, outcome: Result | FabricError) -> None:
+    async def close_with(self, outcome: Result | FabricError, signed_trace: Trace | None = None) -> None:
         """A client that reads nothing is no longer bounded by the call's deadline, so it is here.
 
         Raises ClientDisconnected.
         """
         number = self._number if self._is_resumable else self._number + 1  # `final` is no event of the job
-        frame = encode_frame(build_final_body(outcome, self._trace), number)
+        frame = encode_frame(build_final_body(outcome, signed_trace or self._trace), number)
         try:
             async with asyncio.timeout(2 * self._keep_alive_interval):
                 await self._write(frame, more=False)
@@ -311,6 +322,8 @@ class CallEventStream:
 
 class FabricCallCycle(FabricCycle):
     """`run` is the cycle of the edge with everything left out that a call whose body has arrived does not need."""
+
+    _signs_trace = False  # the caller asks for a signature of the reply
 
     async def run(self) -> None:
         shortcut: Shortcut | None = self.scope.get(SHORTCUT_KEY)
@@ -363,6 +376,7 @@ class FabricCallCycle(FabricCycle):
         prepared = self.edge.context.operations.prepare(request.name, request.arguments, self.principal)
         if prepared.trace is not None:
             self.trace = prepared.trace.to_trace()
+            self._signs_trace = prepared.trace.sign
         self.is_call = prepared.is_call
         return prepared
 
@@ -392,7 +406,22 @@ class FabricCallCycle(FabricCycle):
 
     def _encode_reply(self, result: Result) -> bytes:
         """Raises UpstreamFailed."""
-        return encode_reply(result, self.trace, flatten=self.operation in _FLATTENED_OPERATIONS)
+        trace = self._sign_trace("ok", result.data) if self._signs_trace else self.trace
+        return encode_reply(result, trace, flatten=self.operation in _FLATTENED_OPERATIONS)
+
+    def encode_error(self, error: FabricError) -> bytes:
+        return encode_error(error, self._sign_error(error) or self.trace, self._choose_error_format())
+
+    def _sign_error(self, error: FabricError) -> Trace | None:
+        """None if the caller does not ask for it, or if the error is that the node cannot sign."""
+        with suppress(errors.InternalError):
+            return self._sign_trace(error.code, None) if self._signs_trace else None
+        return None
+
+    def _sign_trace(self, outcome: str, result: Any) -> Trace:
+        """Raises InternalError."""
+        sign = self.edge.context.sign_trace
+        return self.trace if sign is None else SignedTrace.from_trace(self.trace, sign(self.trace, outcome, result))
 
     async def _answer_with_events(self, prepared: PreparedOperation, shortcut: Shortcut | None) -> None:
         after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after
@@ -406,7 +435,8 @@ class FabricCallCycle(FabricCycle):
         )
         async with stream:
             try:
-                await stream.close_with(await prepared.run(request, stream.emit))
+                result = await prepared.run(request, stream.emit)
+                await stream.close_with(result, self._sign_trace("ok", result.data) if self._signs_trace else None)
             except ClientDisconnected:
                 raise
             except Exception as exc:
@@ -419,6 +449,6 @@ class FabricCallCycle(FabricCycle):
     async def _end_with_error(self, stream: CallEventStream, exc: Exception) -> None:
         error = self.to_known_error(exc)
         assert isinstance(error, FabricError)  # noqa: S101  # this door has no errors of its own
-        await stream.close_with(error)
+        await stream.close_with(error, self._sign_error(error))
         if not error.is_logged:
             self.log_request(self.render_error(error), 200)

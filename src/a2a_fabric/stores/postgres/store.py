@@ -21,6 +21,7 @@ from a2a_fabric.stores.postgres.keys import PostgresKeys
 from a2a_fabric.stores.postgres.logins import PostgresLogins
 from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
+from a2a_fabric.stores.postgres.receipts import PostgresReceipts
 from a2a_fabric.stores.postgres.registrations import PostgresDescriptions, PostgresHealthLog, PostgresRegistrations
 
 __all__ = ["PostgresSettings", "PostgresStore", "build"]
@@ -50,6 +51,7 @@ class PostgresStore:
         self.messages = PostgresMessages(connections)
         self.logins = PostgresLogins(connections)
         self.keys = PostgresKeys(connections)
+        self.receipts = PostgresReceipts(connections)
         self.archive = PostgresArchive(connections)
         listener = NotifyListener(connections, listen_address, self.notices) if listen_address is not None else None
         coroutines = [self._notify_sender.run(), PostgresChangePoller(connections, self.notices, listener).run()]

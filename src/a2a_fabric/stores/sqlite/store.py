@@ -41,6 +41,7 @@ from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from a2a_fabric.stores.sqlite.keys import SqliteKeys
 from a2a_fabric.stores.sqlite.logins import SqliteLogins
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
+from a2a_fabric.stores.sqlite.receipts import SqliteReceipts
 from a2a_fabric.stores.sqlite.registrations import SqliteDescriptions, SqliteHealthLog, SqliteRegistrations
 
 __all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memory"]
@@ -81,6 +82,7 @@ class _SqlitePorts:
         self.messages = SqliteMessages(writer, self.reader, clock)
         self.logins = SqliteLogins(writer, self.reader, clock)
         self.keys = SqliteKeys(writer, self.reader)
+        self.receipts = SqliteReceipts(writer, self.reader)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
 
