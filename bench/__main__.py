@@ -31,6 +31,7 @@ from bench import (
     starts,
     tail,
     tool_lists,
+    word_routing,
 )
 from bench.processes import Cores
 from bench.rows import Effort
@@ -48,6 +49,7 @@ GROUPS = {
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
     "policy": "the rules of the operator, up to 1,000",
+    "routing": "choosing an agent by words, beside a scan of all phrases",
     "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",
 }
 ONLY_IF_NAMED = {"peers"}
@@ -98,6 +100,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "starts": lambda: starts.run(runner, cores),
         "planning": planning.run,
         "policy": policy.run,
+        "routing": word_routing.run,
         "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
     }
     run[name]()

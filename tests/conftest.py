@@ -21,6 +21,7 @@ SIGNAL_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT
 load_profile()
 
 CLAIM = "requirement"
+FIGURES = {"routing_accuracy": "routing by words"}  # properties that tests record and the summary prints
 
 
 class Proofs:
@@ -58,6 +59,7 @@ class Proofs:
 class Bookkeeper:
     def __init__(self) -> None:
         self._proofs = Proofs()
+        self._figures: dict[str, str] = {}  # measured by tests, by name
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -73,10 +75,14 @@ class Bookkeeper:
         for name, ids in report.user_properties:  # the process that counts is not always the one that collects
             if name == CLAIM and isinstance(ids, list | tuple):
                 self._proofs.claim(report.nodeid, tuple(map(str, ids)))
+            elif name in FIGURES:
+                self._figures[name] = str(ids)
         self._proofs.note(report.nodeid, report.when or "", report.outcome)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         proofs = self._proofs
+        for name, figure in self._figures.items():
+            terminalreporter.write_line(f"{FIGURES[name]}: {figure}")
         if not proofs.ran or not proofs.claims:
             return
         terminalreporter.write_line(f"requirements proven: {len(proofs.proven)} of {len(REQUIREMENTS)}")

@@ -240,6 +240,8 @@ async def test_at_another_agent_the_reply_says_which_skill_answered_and_why(thro
     body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message("percy, say hello")}}
     task = (await node.send("POST", "/gateway", json=body, headers=NEW)).json["result"]["task"]
     assert task["metadata"]["a2a-fabric/skill"]["id"] == "say"
-    assert "'percy' answers, because the message mentions it" in task["metadata"]["a2a-fabric/skill"]["reason"]
+    assert (
+        "'percy' answers, because the request addresses it as 'percy'" in task["metadata"]["a2a-fabric/skill"]["reason"]
+    )
     named = (await rpc(node, "SendMessage", {"message": message("hi", skill="say")}))["result"]["task"]
     assert "a2a-fabric/skill" not in named["metadata"]

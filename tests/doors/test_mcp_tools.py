@@ -25,7 +25,7 @@ Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
 OPERATIONS = [
     "fabric_agent_list", "fabric_agent_describe", "fabric_route_preview", "fabric_call",
-    "fabric_agent_search",
+    "fabric_agent_search", "fabric_route", "fabric_ask",
     "fabric_agent_register", "fabric_agent_heartbeat", "fabric_agent_unregister", "fabric_agent_health",
     "fabric_job_status",
     "fabric_job_stream", "fabric_job_result", "fabric_job_list", "fabric_job_cancel", "fabric_job_answer",

@@ -9,7 +9,7 @@ import pytest
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Input
-from a2a_fabric.core.capability_choice import choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.core.capability_choice import choose_unnamed_capability
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.context import complete_manifest
 
@@ -144,40 +144,6 @@ def test_the_operators_default_wins_over_the_agents_own() -> None:
     nothing_declared = Manifest(agent_id="a", endpoint={}, capabilities=(ADD, SUMMARIZE))
     complete = complete_manifest(nothing_declared, agents_own)
     assert [each.name for each in complete.capabilities if each.default] == ["summarize"]
-
-
-def test_of_several_agents_the_mentioned_one_answers_and_else_the_one_with_the_nearest_words() -> None:
-    writer = Manifest(agent_id="writer", endpoint={}, capabilities=(SUMMARIZE, TRANSLATE), tags=("prose",))
-    adder = Manifest(agent_id="adder", endpoint={}, capabilities=(ADD,))
-    greeter = Manifest(agent_id="greeter", endpoint={}, capabilities=(msgspec.structs.replace(TALK, default=True),))
-    agents = [writer, adder, greeter]
-    assert choose_unnamed_agent(agents, "adder, please translate").manifest is adder
-    assert choose_unnamed_agent(agents, "some prose for the sum of it").manifest is writer
-    choice = choose_unnamed_agent(agents, "the sum of it")
-    assert choice.manifest is adder
-    assert choice.reason == (
-        "The message names no agent. 'adder' answers, because its words are the nearest to those of the message."
-    )
-    assert choose_unnamed_agent(agents, "good morning").manifest is greeter
-    assert choose_unnamed_agent(agents[:2], "good morning").manifest is writer
-    assert choose_unnamed_agent([adder], "good morning").reason is None
-
-
-def test_words_alone_lead_to_no_agent_that_only_changes_things() -> None:
-    eraser = Manifest(
-        agent_id="eraser",
-        endpoint={},
-        tags=("files",),
-        capabilities=(msgspec.structs.replace(ERASE, description="Old files of a folder.", default=True),),
-    )
-    writer = Manifest(agent_id="writer", endpoint={}, capabilities=(SUMMARIZE,))
-    for text in ("how old are the files of this folder?", "good morning", "a long text about files"):
-        assert choose_unnamed_agent([eraser, writer], text).manifest is writer
-        with pytest.raises(BadInput, match="each of these can only change something: eraser"):
-            choose_unnamed_agent([eraser], text)
-    for text in ("eraser, good morning", "please erase this"):
-        assert choose_unnamed_agent([eraser, writer], text).manifest is eraser
-        assert choose_unnamed_agent([eraser], text).manifest is eraser
 
 
 def test_one_message_reads_only_so_many_words_and_the_next_ones_read_on() -> None:

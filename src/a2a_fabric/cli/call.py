@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import mimetypes
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -18,7 +18,7 @@ from a2a_fabric.cli.follow import LiveOutput, build_follow_command, follow
 from a2a_fabric.cli.options import Json, Token, Url, parse_duration, parse_pairs, parse_time
 from a2a_fabric.cli.output import print_json, print_line, remark, save_parts
 from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.wire import CallResult
+from a2a_fabric.client.wire import CallResult, StreamEvent
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, suggest_nearest
 
@@ -131,8 +131,8 @@ def run(
     arguments: dict[str, Any] = {
         "agent_id": agent,
         "capability": capability,
-        "task": _read_stdin() if task == "-" else task,
-        "context": _parse_context(context, arg or []),
+        "task": read_stdin() if task == "-" else task,
+        "context": parse_context(context, arg or []),
         "timeout": timeout,
         "attachments": read_attachments(attach or []),
         "conversation_id": conversation,
@@ -141,8 +141,8 @@ def run(
     if as_job:
         _submit(node, {**arguments, **job_options}, as_json=as_json, url=url)
     else:
-        call = _StreamedCall(arguments, LiveOutput(url=url))
-        result = _run_call(node, call, stream=stream, trace=trace, as_json=as_json)
+        call = StreamedCall(arguments, LiveOutput(url=url))
+        result = run_call(node, call, stream=stream, trace=trace, as_json=as_json)
         if save is not None:
             save_parts(result.parts, save)
 
@@ -188,9 +188,9 @@ def _submit(node: FabricClient, arguments: dict[str, Any], *, as_json: bool, url
     remark(f"Follow it with: {build_follow_command(job['job_id'], url=url)}")
 
 
-def _run_call(node: FabricClient, call: _StreamedCall, *, stream: bool, trace: bool, as_json: bool) -> CallResult:
+def run_call(node: FabricClient, call: StreamedCall, *, stream: bool, trace: bool, as_json: bool) -> CallResult:
     async def request(client: FabricClient) -> CallResult:
-        return await (call.stream(client) if stream and not as_json else client.call(**call.arguments))
+        return await (call.stream(client) if stream and not as_json else call.request(client))
 
     try:
         result = run_request(node, request, as_json=as_json)
@@ -211,13 +211,28 @@ def _run_call(node: FabricClient, call: _StreamedCall, *, stream: bool, trace: b
     return result
 
 
-class _StreamedCall:
+class CallKind(NamedTuple):
+    """The methods of the client that make a call."""
+
+    call: Callable[..., Awaitable[CallResult]]
+    stream: Callable[..., AsyncGenerator[StreamEvent]]
+
+
+AGENT_CALL = CallKind(FabricClient.call, FabricClient.stream)
+
+
+class StreamedCall:
     """A streamed call. If the node makes it a job, the job is followed."""
 
-    def __init__(self, arguments: dict[str, Any], output: LiveOutput) -> None:
+    def __init__(self, arguments: dict[str, Any], output: LiveOutput, kind: CallKind = AGENT_CALL) -> None:
         self.arguments = arguments
         self.output = output
+        self._kind = kind
         self._job_id: str | None = None
+
+    async def request(self, node: FabricClient) -> CallResult:
+        """The answer alone, without events."""
+        return await self._kind.call(node, **self.arguments)
 
     async def stream(self, node: FabricClient) -> CallResult:
         result = await self._read_answer(node)
@@ -229,7 +244,7 @@ class _StreamedCall:
         return await self.output.follow(node.job(result.job_id))
 
     async def _read_answer(self, node: FabricClient) -> CallResult:
-        async with aclosing(node.stream(**self.arguments)) as events:
+        async with aclosing(self._kind.stream(node, **self.arguments)) as events:
             async for event in events:
                 if event.kind == "final":
                     return event.result
@@ -276,7 +291,7 @@ def _print_remarks(result: CallResult, trace: bool) -> None:
         remark(f"trace {result.trace.trace_id}")
 
 
-def _parse_context(text: str | None, pairs: list[str]) -> dict[str, Any] | None:
+def parse_context(text: str | None, pairs: list[str]) -> dict[str, Any] | None:
     context: Any = {}
     if text is not None:
         try:
@@ -288,7 +303,7 @@ def _parse_context(text: str | None, pairs: list[str]) -> dict[str, Any] | None:
     return {**context, **parse_pairs(pairs, "--arg")} or None
 
 
-def _read_stdin() -> str:
+def read_stdin() -> str:
     content = sys.stdin.buffer.read(_STDIN_BYTES + 1)
     if len(content) > _STDIN_BYTES:
         raise typer.BadParameter(f"stdin holds more than {_STDIN_BYTES} bytes", param_hint="TASK")

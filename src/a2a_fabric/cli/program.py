@@ -312,6 +312,8 @@ COMMANDS: dict[str, CommandRow] = {
     "up": CommandRow("up", "Start a node, with the demo agents if nothing is configured."),
     "mcp": CommandRow("mcp", "Serve MCP on stdin and stdout, for clients that start programs."),
     "call": CommandRow("call", "Call an agent and show its answer as it is written."),
+    "ask": CommandRow("ask", "Ask in plain words: the agent that fits answers.", "ask_once"),
+    "chat": CommandRow("ask", "Talk with the agents of a node, in one conversation.", "chat"),
     "messages": CommandRow(
         "program", "Send, receive and acknowledge messages; publish to topics.", "_messages", MessageCommands
     ),

@@ -172,7 +172,47 @@ class FabricClient:
         seconds = timeout or self.timeout
         target = {"agent_id": agent_id, "capability": capability, "conversation_id": conversation_id}
         arguments = {**target, **_build_input(task, context, attachments), **_build_limits(seconds, trace)}
-        body = encode_request("fabric.call", {**arguments, "stream": True})
+        async with aclosing(self._stream("fabric.call", arguments, seconds)) as events:
+            async for event in events:
+                yield event
+
+    async def ask(
+        self,
+        text: str,
+        *,
+        conversation_id: str | None = None,
+        context: dict[str, Any] | None = None,
+        attachments: Sequence[Part | Attachment] = (),
+        timeout: float | None = None,
+    ) -> CallResult:
+        """Ask in plain words: the agent that fits answers. `data["_fabric"]` says which one, and why."""
+        seconds = timeout or self.timeout
+        arguments = _build_request(text, conversation_id, context, attachments, seconds)
+        return await self._send("fabric.ask", arguments, seconds + _GRACE_SECONDS)
+
+    async def stream_ask(
+        self,
+        text: str,
+        *,
+        conversation_id: str | None = None,
+        context: dict[str, Any] | None = None,
+        attachments: Sequence[Part | Attachment] = (),
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StreamEvent]:
+        """As `ask`, with the agent's events; the last one is `final`. Leaving early cancels the call."""
+        seconds = timeout or self.timeout
+        arguments = _build_request(text, conversation_id, context, attachments, seconds)
+        async with aclosing(self._stream("fabric.ask", arguments, seconds)) as events:
+            async for event in events:
+                yield event
+
+    async def route_request(self, text: str, conversation_id: str | None = None) -> dict[str, Any]:
+        """Which agent a request in plain words is for, and why. Nothing is called."""
+        return await self._query("fabric.route", text=text, conversation_id=conversation_id)
+
+    async def _stream(self, operation: str, arguments: dict[str, Any], seconds: float) -> AsyncGenerator[StreamEvent]:
+        """The events of an operation. It is tried again only as long as no event has come."""
+        body = encode_request(operation, {**arguments, "stream": True})
         total_timeout = seconds + _GRACE_SECONDS
         ends_at = time.monotonic() + total_timeout
         has_begun = False
@@ -383,6 +423,17 @@ async def _events_until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent
 
 def _build_input(task: str, context: dict[str, Any] | None, attachments: Sequence[Part | Attachment]) -> dict[str, Any]:
     return {"task": task, "context": context, "attachments": to_attachments(attachments)}
+
+
+def _build_request(
+    text: str,
+    conversation_id: str | None,
+    context: dict[str, Any] | None,
+    attachments: Sequence[Part | Attachment],
+    seconds: float,
+) -> dict[str, Any]:
+    content = {"text": text, "context": context, "attachments": to_attachments(attachments)}
+    return {**content, "conversation_id": conversation_id, **_build_limits(seconds, None)}
 
 
 def _build_limits(timeout: float, trace: Trace | None) -> dict[str, Any]:

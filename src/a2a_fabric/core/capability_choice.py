@@ -1,11 +1,10 @@
-"""Which capability answers a message that names none, and which agent if none is named: one rule for all doors.
+"""Which capability of an agent answers a message that names none: one rule for all doors.
 
 The only capability of an agent is always right. Of several, the one declared `default: true` answers; else the one
 whose name, triggers or description share most words with the message; else one that is made for conversation; else the
 first that takes such input. The reply says which capability answered and why, so that its caller can name another one.
 
-Of several agents, one that the message mentions answers; else the one with the nearest words; else one that declares a
-default; else the first.
+Which agent answers a message that names none is decided in `core.word_routing` and `operations.routing`.
 
 A capability that may change something outside is never taken for want of a better one: the message must have its whole
 name or a whole trigger, or the operator must have made it the default, or the caller must have named an agent that has
@@ -16,10 +15,9 @@ Arguments without words choose the only capability that they fit."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +28,6 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.search import parse_query, stem_words
 
 UNKNOWN_CAPABILITY = Capability(name="message")  # of an agent that has not said what it can do
-_WORD_PATTERN = re.compile(r"[\w-]+")
 _CONVERSATION_NAMES = frozenset({"message", "chat", "ask", "default"})
 _PHRASE_WEIGHT, _NAME_WEIGHT, _DESCRIPTION_WEIGHT = 10.0, 2.0, 1.0
 _MAX_TEXT, _MAX_DESCRIPTION, _MAX_TRIGGER = 4000, 500, 256  # characters that are compared
@@ -64,7 +61,7 @@ def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: In
     scores = _score_offers(ranked, call_input.task)
     if scores and (best := max(scores)) > 0:
         return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
-    harmless = [each for each in ranked if not _may_change_something(each)]
+    harmless = [each for each in ranked if not may_change_something(each)]
     if not call_input.task and (fitting := _find_only_fitting(ranked, call_input)) is not None:
         return _make_choice(fitting, "it is the only one that takes such arguments")
     if not harmless:
@@ -84,40 +81,8 @@ def _find_only_fitting(ranked: Sequence[Capability], call_input: Input) -> Capab
     return ranked[0] if is_only and ranked[0].side_effects != "writes" else None
 
 
-def choose_unnamed_agent(agents: Sequence[Manifest], text: str) -> AgentChoice:
-    """`agents` are not empty, and in the order of preference. The capability is chosen as for any agent.
-
-    Raises BadInput if every agent that could be meant can only change something outside.
-    """
-    harmless = [
-        each for each in agents if not each.capabilities or not all(map(_may_change_something, each.capabilities))
-    ]
-    if len(agents) == len(harmless) == 1:
-        return AgentChoice(manifest=agents[0])
-    words = set(_WORD_PATTERN.findall(text[:_MAX_TEXT].lower()))
-    for manifest in agents:
-        if not words.isdisjoint((manifest.agent_id.lower(), manifest.display_name.lower())):
-            return _make_agent_choice(manifest, "the message mentions it")
-    for manifest in harmless:
-        if not words.isdisjoint(tag.lower() for tag in manifest.tags):
-            return _make_agent_choice(manifest, "the message mentions it")
-    offers = list(
-        islice(((manifest, each) for manifest in agents for each in manifest.capabilities), _MAX_CAPABILITIES)
-    )
-    scores = _score_offers([capability for _, capability in offers], text)
-    if scores and (best := max(scores)) > 0:
-        return _make_agent_choice(offers[scores.index(best)][0], "its words are the nearest to those of the message")
-    if not harmless:
-        names = ", ".join(each.agent_id for each in agents[:_MAX_LISTED])
-        reason = f"The message names no agent, and each of these can only change something: {names}. Name one"
-        raise BadInput(reason, field="agent")
-    for manifest in harmless:
-        if any(each.default and not _may_change_something(each) for each in manifest.capabilities):
-            return _make_agent_choice(manifest, "it has a default capability")
-    return _make_agent_choice(harmless[0], "it is the first of those that can be asked")
-
-
-def _may_change_something(capability: Capability) -> bool:
+def may_change_something(capability: Capability) -> bool:
+    """Whether it is declared to change something outside, or says nothing of it and takes typed arguments."""
     if capability.side_effects is not None:
         return capability.side_effects == "writes"
     schema = capability.input_schema
@@ -129,14 +94,9 @@ def _score_offers(capabilities: Sequence[Capability], text: str) -> list[float]:
     """The scores of the first capabilities; 0 for one that changes something, unless its whole name is in the text."""
     considered = capabilities[:_MAX_CAPABILITIES]
     return [
-        0.0 if _may_change_something(each) and score < _PHRASE_WEIGHT else score
+        0.0 if may_change_something(each) and score < _PHRASE_WEIGHT else score
         for each, score in zip(considered, score_words(considered, text), strict=True)
     ]
-
-
-def _make_agent_choice(manifest: Manifest, why: str) -> AgentChoice:
-    reason = f"The message names no agent. '{manifest.agent_id}' answers, because {why}."
-    return AgentChoice(manifest=manifest, reason=reason)
 
 
 def _make_choice(capability: Capability, why: str) -> CapabilityChoice:

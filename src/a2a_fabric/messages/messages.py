@@ -158,6 +158,38 @@ class Messages:
         message = await retry_store_call(self._store.find, owner_from_principal(principal), f"{_PRIVATE_PREFIX}:{key}")
         return None if message is None else message.parts[0]
 
+    async def record(
+        self,
+        principal: Principal,
+        conversation_id: str,
+        *,
+        parts: tuple[Part, ...],
+        sender: Party | None = None,
+        recipients: tuple[Party, ...] = (),
+        metadata: dict[str, Any] | None = None,
+        reply_to: str | None = None,
+    ) -> Message:
+        """Add a message to a conversation that was delivered already, or needs no delivery: it waits in no inbox.
+
+        Only code of the node chooses another sender than the caller.
+        """
+        new_message = NewMessage(
+            message_id=new_message_id(),
+            conversation_id=conversation_id,
+            owner=owner_from_principal(principal),
+            sender=sender or self._senders.party_of(principal),
+            recipients=recipients,
+            parts=parts,
+            metadata=metadata or {},
+            reply_to=reply_to,
+            is_brought=True,
+        )
+        return (await self._store_message(new_message, None)).message
+
+    async def read_new(self, conversation_id: str, after: int, limit: int) -> Sequence[Message]:
+        """The messages of all senders after a number; the caller of this method decides who may read them."""
+        return await retry_store_call(self._store.read_conversation, conversation_id, after=after, limit=limit)
+
     async def find_delivery(self, principal: Principal, message: Message) -> Job | None:
         """The job that delivers the message, or that an answer lets go on; only the owner of the message gets it."""
         if not message.is_brought or message.owner != owner_from_principal(principal):

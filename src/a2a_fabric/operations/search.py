@@ -4,20 +4,17 @@ The index is updated only when a caller searches."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-from collections import OrderedDict
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import Health, Manifest, TrustTier
+from a2a_fabric.core.agent import Health, TrustTier
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.logins import find_login_owner
-from a2a_fabric.core.policy import AccessKey, list_visible_tiers, make_access_key
+from a2a_fabric.core.policy import list_visible_tiers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.search import (
     AgentSearchResult,
@@ -28,12 +25,11 @@ from a2a_fabric.core.search import (
     SearchQuery,
 )
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.catalog_indexes import CatalogIndexes
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 from a2a_fabric.operations.views import render_profile
 
 MAX_RESULTS = 100
-_MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes, and for callers with logins
-_STEPS_PER_TURN = 20  # steps of an index update before other tasks may run
 _MAX_ABSENT = 1000  # offline agents that may have left the catalog
 _MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
 _FIELD_NAMES: dict[SearchField, str] = {
@@ -66,9 +62,7 @@ class AgentSearchArguments(TracedArguments, frozen=True, kw_only=True):
 class SearchOperations:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._index = _CatalogIndex()
-        self._by_access_key: OrderedDict[tuple[AccessKey, str | None], _CatalogIndex] = OrderedDict()
-        self._lock = asyncio.Lock()
+        self._indexes = CatalogIndexes(gateway.registry, SearchIndex, _sees_all_tiers)
         self._offline_agents: set[str] = set()
         gateway.registry.health.add_listener(self._on_health_change)
 
@@ -90,26 +84,12 @@ class SearchOperations:
             limit=arguments.limit,
             after=None if arguments.cursor is None else _decode_cursor(arguments.cursor),
         )
-        index = await self._current_index(request.principal)
-        return Result(data=self._render_results(index.find(query, self._find_offline())))
+        return Result(data=self._render_results(await self.find(query, request.principal)))
 
-    async def _current_index(self, principal: Principal) -> SearchIndex:
-        """The index of the agents that this caller may see. The update lets other tasks run in between."""
-        registry = self._gateway.registry
-        async with self._lock:
-            # Every index separates the tiers.
-            is_shared = registry.catalog_for(principal) is registry.catalog
-            is_whole = principal.scp is None and principal.cap is None and not principal.views and not principal.entry
-            if is_shared and is_whole:
-                await self._index.update(registry.catalog.agents)
-                return self._index.index
-            access_key = make_access_key(principal), None if is_shared else find_login_owner(principal)
-            catalog_index = self._by_access_key.setdefault(access_key, _CatalogIndex())
-            self._by_access_key.move_to_end(access_key)
-            if len(self._by_access_key) > _MAX_INDEXES:
-                self._by_access_key.popitem(last=False)
-            await catalog_index.update(registry.visible_to(principal).agents)
-            return catalog_index.index
+    async def find(self, query: SearchQuery, principal: Principal) -> AgentSearchResult:
+        """The best agents that this caller may see; `query.tiers` must not have others than the caller's."""
+        index = await self._indexes.find(principal)
+        return index.find(query, self._find_offline())
 
     def _on_health_change(self, agent_id: str, health: Health) -> None:
         (self._offline_agents.add if health.status == "offline" else self._offline_agents.discard)(agent_id)
@@ -158,20 +138,9 @@ class SearchOperations:
         }
 
 
-class _CatalogIndex:
-    """An index and the agents that it contains."""
-
-    def __init__(self) -> None:
-        self.index = SearchIndex()
-        self._indexed: tuple[Manifest, ...] | None = None
-
-    async def update(self, agents: tuple[Manifest, ...]) -> None:
-        if agents is self._indexed:
-            return
-        for step, _ in enumerate(self.index.update(agents)):
-            if step % _STEPS_PER_TURN == 0:
-                await asyncio.sleep(0)
-        self._indexed = agents
+def _sees_all_tiers(principal: Principal) -> bool:
+    """Whether nothing but the trust tier limits what the caller sees: every index separates the tiers."""
+    return principal.scp is None and principal.cap is None and not principal.views and not principal.entry
 
 
 def _to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:

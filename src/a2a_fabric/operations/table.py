@@ -17,12 +17,14 @@ from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.logins.logins import Logins
 from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import Messages
+from a2a_fabric.messages.requests import RequestConversations
 from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
 from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
 from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.logins import LoginOperations
 from a2a_fabric.operations.messages import MessageOperations
 from a2a_fabric.operations.operation import Operation, OperationRequest, PreparedOperation
+from a2a_fabric.operations.routing import RequestRouting, RouteOperations
 from a2a_fabric.operations.search import SearchOperations
 from a2a_fabric.registry.registration import Registrar
 
@@ -38,12 +40,16 @@ class Operations:
         logins: Logins,
     ) -> None:
         calls = CallOperations(gateway, jobs)
+        search = SearchOperations(gateway)
+        conversations = RequestConversations(messages)
+        self.routing = RequestRouting(gateway, search, conversations)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
         groups = (
             AgentOperations(gateway, registrar, jobs.waiting_requests),
             calls,
-            SearchOperations(gateway),
+            search,
+            RouteOperations(gateway, calls, self.routing, conversations),
             RegistrationOperations(gateway, registrar),
             JobOperations(jobs),
             MessageOperations(inboxes, messages),

@@ -20,13 +20,14 @@ from a2a_fabric.core.call import (
     attachment_from_part,
     owner_from_principal,
 )
-from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_capability
 from a2a_fabric.core.result import PART_KINDS, Answer, Part, Question, Questions
 from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.requests import UserMessage
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.messages.answers import content_from_input, has_form_field, list_form_fields
+from a2a_fabric.operations.routing import RequestRouting
 
 SKILL_KEY, ARGUMENTS_KEY, ENVELOPE_KEY = "skill", "arguments", "a2a"
 _SKILL_KEYS = ("skill", "skillId", "skill_id")
@@ -166,25 +167,25 @@ def _check_media(manifest: Manifest, capability: Capability, parts: Iterable[Par
 
 
 class SkillRouter:
-    """Chooses the agent for a message to the gateway itself, by skill."""
+    """Chooses the agent for a message to the gateway itself: by the skill that it names, else by its words."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, routing: RequestRouting) -> None:
         self._gateway = gateway
+        self._routing = routing
 
-    def choose_agent(self, user_message: UserMessage, principal: Principal) -> AgentChoice:
-        """Raises A2AProtocolError if no agent has the skill, or if this caller may ask none."""
+    async def choose_agent(self, user_message: UserMessage, principal: Principal) -> AgentChoice:
+        """Raises A2AProtocolError if no agent has the skill, or if this caller may ask none; NoAgentFits."""
         skill, caller = find_named_skill(user_message), owner_from_principal(principal)
-        visible = self._gateway.registry.visible_to(principal)
-        offering = visible.agents if skill is None else visible.find_by_capability(skill)
+        if skill is None:
+            text = input_from_parts(user_message.parts).task
+            return await self._routing.choose_agent(principal, text, user_message.context_id)
+        offering = self._gateway.registry.visible_to(principal).find_by_capability(skill)
         candidates = [each for each in offering if may_answer_unnamed(each, caller)]
         if not candidates:
-            problem = "No agent can be asked here" if skill is None else f"No agent has the skill '{skill[:64]}'"
-            raise invalid_params_error(problem, "metadata.skill")
+            raise invalid_params_error(f"No agent has the skill '{skill[:64]}'", "metadata.skill")
         health = self._gateway.registry.health
         candidates.sort(key=lambda each: (HEALTH_RANK[health.get(each.agent_id).status], TRUST_RANK[each.trust_tier]))
-        if skill is not None:
-            return AgentChoice(manifest=candidates[0])
-        return choose_unnamed_agent(candidates, input_from_parts(user_message.parts).task)
+        return AgentChoice(manifest=candidates[0])
 
 
 ACTION_KEY = "action"

@@ -54,6 +54,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.run import WAITS_FOR_LOGIN
 from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.operations.routing import RequestRouting
 from a2a_fabric.protocols.a2a.models import (
     AGENT_STATUS_KEY,
     FINAL_TASK_STATES,
@@ -74,11 +75,16 @@ _MAX_REPETITIONS = 8  # of one message whose tasks were answered or cancelled; a
 
 class TaskCreator:
     def __init__(
-        self, gateway: Gateway, jobs: Jobs, replay_seconds: float, clock: Callable[[], float] = time.time
+        self,
+        gateway: Gateway,
+        jobs: Jobs,
+        routing: RequestRouting,
+        replay_seconds: float,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._gateway = gateway
         self._jobs = jobs
-        self._skill_router = SkillRouter(gateway)
+        self._skill_router = SkillRouter(gateway, routing)
         self._replay_window = replay_seconds
         self._clock = clock
 
@@ -108,7 +114,7 @@ class TaskCreator:
         choice = (
             AgentChoice(manifest=context.agent)
             if context.agent is not None
-            else self._skill_router.choose_agent(user_message, context.principal)
+            else await self._skill_router.choose_agent(user_message, context.principal)
         )
         agent, named_skill = choice.manifest, find_named_skill(user_message)
         context.extensions.check_required(agent, user_message.extensions)

@@ -28,7 +28,7 @@ from a2a_fabric.core.agent import (
     normalize_name,
 )
 from a2a_fabric.core.call import Input, Principal, owner_from_principal
-from a2a_fabric.core.capability_choice import choose_unnamed_agent, choose_unnamed_capability
+from a2a_fabric.core.capability_choice import choose_unnamed_capability
 from a2a_fabric.core.errors import (
     AgentNotFound,
     BadInput,
@@ -176,16 +176,14 @@ class AgentDirectory:
         """The named agent, else the best one for this action. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         return self.choose_best_agent(action, principal) if agent_id is None else self.find_agent(agent_id, principal)
 
-    def choose_target(self, agent_id: str | None, arguments: dict[str, Any], principal: Principal) -> ChosenTarget:
+    async def choose_target(
+        self, agent_id: str | None, arguments: dict[str, Any], principal: Principal
+    ) -> ChosenTarget:
         """The agent and the action of a task that names no action. Raises AgentNotFound, Forbidden, BadInput."""
         call_input = split_input(Input(context=arguments), None)
         reasons: list[str | None] = []
         if agent_id is None:
-            caller, agents = owner_from_principal(principal), self._registry.visible_to(principal).agents
-            candidates = self._sort_by_rank(each for each in agents if may_answer_unnamed(each, caller))
-            if not candidates:
-                raise BadInput("There is no agent that you may call. Name an `action`.", field="action")
-            agent_choice = choose_unnamed_agent(candidates, call_input.task)
+            agent_choice = await self._operations.routing.choose_agent(principal, call_input.task, None)
             manifest = agent_choice.manifest
             reasons.append(agent_choice.reason)
         else:

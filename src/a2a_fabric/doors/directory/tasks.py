@@ -519,7 +519,7 @@ class DirectoryTasks:
         choice = None
         if params.input and not params.names_action:
             agent_id = params.agent_id or context.agent_id
-            choice = self._directory.choose_target(agent_id, params.input, context.principal)
+            choice = await self._directory.choose_target(agent_id, params.input, context.principal)
             params = replace(params, agent_id=choice.agent_id, action=choice.action)
         task = plan_task(params, owner_from_principal(context.principal), context.agent_id, self._max_hops)
         task = task if choice is None else replace(task, choice=choice.reason)

@@ -18,6 +18,7 @@ from a2a_fabric.doors.rest.agents import RestAgents, node_card_endpoint
 from a2a_fabric.doors.rest.http import NotFoundCycle, PrefixRoute, RestHttpEndpoint, RestRoute
 from a2a_fabric.doors.rest.messages import RestMessages
 from a2a_fabric.doors.rest.openapi import docs_endpoint, openapi_endpoint, redirect_endpoint
+from a2a_fabric.doors.rest.requests import RestRequests
 from a2a_fabric.doors.rest.rpc.http import build_rpc_routes
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.tasks import RestTasks
@@ -66,7 +67,8 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     agents = RestAgents(context, anonymous_policy)
     tasks = RestTasks(context, settings.max_streams)
     messages = RestMessages(context.messages, context.inboxes)
-    endpoints = [*agents.list_endpoints(), *messages.list_endpoints(), *tasks.list_endpoints()]
+    requests = RestRequests(context)
+    endpoints = [endpoint for group in (agents, messages, tasks, requests) for endpoint in group.list_endpoints()]
     methods = RpcMethods(context, agents, tasks)
     endpoints_by_path = _group_by_path(endpoints)
     hot = {path: RestHttpEndpoint(state, endpoints_by_path.pop(path)) for path in _HOT_PATHS}

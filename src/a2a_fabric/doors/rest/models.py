@@ -128,6 +128,58 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     entries: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=1000)]
 
 
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    text: Annotated[str, Meta(min_length=1, max_length=1_000_000, description="The request, in plain words.")]
+    conversation_id: Annotated[
+        Name | None, Meta(description="Requests with the same id are one conversation: a switch holds in it.")
+    ] = None
+
+
+class AskRequest(RouteRequest, frozen=True, kw_only=True, rename="camel"):
+    input: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = {}
+    timeout_ms: Annotated[int, Meta(ge=1, lt=10**12)] | None = None
+
+
+class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    agent_id: str
+    capability: str | None
+    score: int
+    why: Sequence[str]
+
+
+class RequestPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of a request for several agents."""
+
+    id: str
+    text: str
+    agent_id: str
+    capability: str | None
+    reason: str
+    depends_on: Sequence[str] = ()
+
+
+class RouteReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`agentId` is null if no agent fits; then the candidates are the nearest agents."""
+
+    agent_id: str | None
+    capability: str | None
+    reason: str
+    candidates: tuple[RouteCandidate, ...]
+    parts: tuple[RequestPart, ...] = ()
+
+
+class AskReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who answered, why, and the answer. With `taskId` the work goes on as a task."""
+
+    agent_id: str | None
+    capability: str | None
+    reason: str
+    conversation_id: str | None
+    task_id: str | None
+    parts: tuple[ShownPart, ...]
+    output: dict[str, Any]
+
+
 class Auth(msgspec.Struct, frozen=True, kw_only=True):
     type: Annotated[str, Meta(examples=["api_key"])]
 
