@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.federation.source import FederationSource
+from a2a_fabric.federation.source import FederationSource, is_federation_source
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from tests.federation.pages import Pages, serving_pages
-from tests.fixtures.node import running
+from tests.fixtures.node import eventually, running
 from tests.marks import requirement
 
 GOOD = {
@@ -270,3 +270,29 @@ async def test_an_agent_that_registers_cannot_name_a_folder_of_this_machine(tmp_
         spy = node.fabric.registry.catalog.get("spy")
         assert spy is not None
         assert spy.origin is None
+
+
+async def test_a_folder_that_goes_away_and_comes_back_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "agents"
+    write_card(folder / "good", GOOD)
+    async with running(config={"agents": ["agents"], "store": "memory:"}, base=tmp_path, from_files=True) as node:
+
+        async def has_problem() -> bool:
+            return bool((await node.operation("fabric.health"))["result"]["problems"])
+
+        async def is_well() -> bool:
+            return not await has_problem()
+
+        folder.rename(tmp_path / "away")
+        await eventually(has_problem)
+        assert node.fabric.registry.catalog.get("good") is not None
+        (tmp_path / "away").rename(folder)
+        await eventually(is_well)
+
+
+async def test_manifests_written_as_json_are_no_registry(tmp_path: Path) -> None:
+    path = tmp_path / "agents.json"
+    path.write_text(json.dumps([{"agent_id": "a", "endpoint": {"uri": "http://x.example"}}]))
+    assert not is_federation_source(path)
+    path.write_text(json.dumps({"version": "3.0", "agents": {}}))
+    assert is_federation_source(path)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import AgentOffline
-from a2a_fabric.federation.git import GitCheckout, check_allowed, find_checkout, git_manifest, parse_repo
+from a2a_fabric.federation.git import GitCheckout, find_checkout, git_manifest
 from a2a_fabric.federation.registry_file import GitLocation
+from a2a_fabric.federation.repositories import check_allowed, parse_repo
 from a2a_fabric.federation.settings import GitSettings
 from tests.federation.sample import copy_example, edit_registry, make_repository, running_example
 from tests.fixtures.disk import needs_root, small_disk
@@ -212,6 +213,26 @@ async def test_a_symbolic_link_inside_the_tree_stays(
     repository.commit(("120000", "AGENTS.md", b"README.md"))
     await locate().update()
     assert (tmp_path / "agents/external/wise/AGENTS.md").read_text().startswith("# Wise")
+
+
+async def test_links_that_lead_out_through_one_another_are_refused(
+    locate: Callable[..., GitCheckout], repository: Repository
+) -> None:
+    repository.commit(("120000", "d", b"."), ("120000", "out", b"d/d/../.."))
+    await expect_refusal(locate(), "leads out of the repository")
+    repository.commit(("120000", "out", b"README.md"), ("120000", "d", b"e"), ("120000", "e", b"d"))
+    await expect_refusal(locate(), "leads out of the repository")
+
+
+async def test_a_folder_made_by_hand_is_used_as_it_is_but_never_as_a_pinned_commit(
+    locate: Callable[..., GitCheckout], repository: Repository, tmp_path: Path
+) -> None:
+    folder = tmp_path / "agents/external/wise"
+    folder.mkdir(parents=True)
+    assert not locate().needs_update()
+    with pytest.raises(AgentOffline) as refused:
+        locate(commit=repository.git("rev-parse", "main")).needs_update()
+    assert "was not cloned by a node" in refused.value.full_message
 
 
 @pytest.mark.parametrize("name", ["a:b", "tail.", "con\\x"])

@@ -22,10 +22,10 @@ from a2a_fabric.core.errors import BadInput, ConfigError
 from a2a_fabric.federation.card import CARD_FILE, Card, Invocation, build_capabilities, card_from_manifest
 from a2a_fabric.federation.edit import EMPTY_REGISTRY, add_entry, rebuild_index
 from a2a_fabric.federation.folders import decode_card, read_folder
-from a2a_fabric.federation.git import RepoAddress, parse_repo
 from a2a_fabric.federation.json_file import MAX_REGISTRY_BYTES, JSONFile
 from a2a_fabric.federation.lint import LintReport, lint_path, lint_text
 from a2a_fabric.federation.registry_file import REGISTRY_FILE
+from a2a_fabric.federation.repositories import RepoAddress, parse_repo
 from a2a_fabric.federation.scaffold import AgentType, build_files
 from a2a_fabric.federation.source import is_url
 from a2a_fabric.outbound.client import OutboundClient

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import fnmatch
 import os
 import re
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +34,7 @@ from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import find_path_problem
 from a2a_fabric.federation.folders import AgentFolder, manifest_from_folder, read_folder
 from a2a_fabric.federation.registry_file import GitLocation, PullPolicy
+from a2a_fabric.federation.repositories import Scheme, check_allowed, parse_repo
 from a2a_fabric.federation.settings import GitSettings
 
 GIT_RUNTIME = "git"  # the runtime of an agent whose own runtime its clone names
@@ -42,69 +42,11 @@ EXTERNAL_FOLDER = "agents/external"
 
 _DAY = 86_400.0
 _MAX_STDERR = 2000
-_MAX_TREE_BYTES = 16 * 1024 * 1024
+_MAX_OUTPUT = 16 * 1024 * 1024  # of one git command; the list of all files is the longest
 _KEPT_VERSIONS = 2
 _WATCH_INTERVAL = 0.1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SCP_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+@)?([A-Za-z0-9.-]+):(?!//)([^\s]+)")
 _HOSTILE_NAME = re.compile(r"[\x00-\x1f\x7f\\:]|^\.git$|^git~\d+$|[. ]$", re.IGNORECASE)
-
-Scheme = Literal["https", "http", "ssh", "file"]
-SCHEMES: dict[str, Scheme] = {"https": "https", "http": "http", "ssh": "ssh", "file": "file"}
-
-
-class RepoAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository. `name` is its host and path, as allow-lists and messages show it."""
-
-    url: str
-    scheme: Scheme
-    name: str
-
-
-def parse_repo(repo: str) -> RepoAddress:
-    """Raises ValueError for an address that is not one, or that holds credentials or options."""
-    if repo.startswith("-") or not repo.isprintable() or " " in repo:
-        raise ValueError(f"'{repo[:100]}' is not the address of a repository")
-    if repo.startswith("/"):
-        return RepoAddress(url=f"file://{repo}", scheme="file", name=repo.removesuffix(".git"))
-    scheme, separator, rest = repo.partition("://")
-    if separator:
-        if scheme not in SCHEMES:
-            raise ValueError(f"a repository cannot be reached by '{scheme[:20]}'")
-        if scheme == "file":
-            return RepoAddress(url=repo, scheme="file", name=rest.removesuffix(".git"))
-        authority, _, path = rest.partition("/")
-        user, at, host = authority.rpartition("@")
-        if at and (scheme != "ssh" or ":" in user):
-            raise ValueError("the address of a repository must not hold a user or password; use the environment")
-        return _make_address(SCHEMES[scheme], repo, host, path)
-    if (match := _SCP_ADDRESS.fullmatch(repo)) is not None:
-        return _make_address("ssh", repo, match[1], match[2])
-    host, _, path = repo.partition("/")
-    return _make_address("https", f"https://{repo}", host, path)
-
-
-def _make_address(scheme: Scheme, url: str, host: str, path: str) -> RepoAddress:
-    bare = path.strip("/").removesuffix(".git")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?", host) or not bare or ".." in bare.split("/"):
-        raise ValueError(f"'{url[:100]}' is not the address of a repository, such as github.com/user/agent")
-    return RepoAddress(url=url, scheme=scheme, name=f"{host.lower()}/{bare}")
-
-
-def check_allowed(address: RepoAddress, settings: GitSettings) -> None:
-    """Raises ValueError, which says what the operator can do."""
-    if address.scheme not in settings.schemes:
-        raise ValueError(
-            f"repositories may not be reached by {address.scheme}: add it to `federation.git.schemes` to allow that"
-        )
-    is_allowed = any(
-        address.name == each or address.name.startswith(f"{each.rstrip('/')}/") or fnmatch.fnmatch(address.name, each)
-        for each in settings.allow
-    )
-    if not is_allowed:
-        raise ValueError(
-            f"the repository '{address.name}' is not allowed: add it, its owner or its host to `federation.git.allow`"
-        )
 
 
 class GitEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,11 +128,16 @@ class GitCheckout:
         return target / self.endpoint.path, commit
 
     def needs_update(self) -> bool:
-        """Whether the clone is missing, is not the pinned commit, or is due by its pull policy."""
+        """Whether the clone is missing, is not the pinned commit, or is due by its pull policy.
+
+        Raises AgentOffline for a pinned commit whose place is taken by a folder that holds who knows what.
+        """
         version = self.find_version()
         if version is None:
             return True
         if not self.link.is_symlink():
+            if self.endpoint.commit is not None:
+                raise self._offline(f"{self.link} was not cloned by a node, so it is not the pinned commit: remove it")
             return False
         if self.endpoint.commit is not None:
             return version[1] != self.endpoint.commit
@@ -280,14 +227,40 @@ class GitCheckout:
     async def _write_files(self, repo: Path, files: list[tuple[str, str, int, str]], target: Path) -> None:
         await asyncio.to_thread(target.mkdir)
         links: list[tuple[Path, str]] = []
-        for mode, digest, _, path in files:
-            content = await self._run_git(repo, "cat-file", "blob", digest)
-            if mode == "120000":
-                links.append((target / path, self._check_link(path, content)))
-            else:
-                await asyncio.to_thread(_write_file, target / path, content, 0o755 if mode == "100755" else 0o644)
+        async with aclosing(self._read_blobs(repo, files)) as blobs:
+            async for (mode, _, _, path), content in blobs:
+                if mode == "120000":
+                    links.append((target / path, self._check_link(path, content)))
+                else:
+                    await asyncio.to_thread(_write_file, target / path, content, 0o755 if mode == "100755" else 0o644)
         for link, text in links:  # after all files, so that no file is written through a link
             await asyncio.to_thread(_write_link, link, text)
+        for link, _ in links:  # links may lead through one another
+            if not await asyncio.to_thread(_stays_inside, link, target):
+                raise self._offline(f"the symbolic link {link.name[:100]!r} leads out of the repository")
+
+    async def _read_blobs(
+        self, repo: Path, files: list[tuple[str, str, int, str]]
+    ) -> AsyncGenerator[tuple[tuple[str, str, int, str], bytes]]:
+        """The content of each file, one after the other, from one process."""
+        process = await self._start_git(repo, "cat-file", "--batch")
+        assert process.stdin is not None  # noqa: S101
+        assert process.stdout is not None  # noqa: S101
+        try:
+            for file in files:
+                process.stdin.write(f"{file[1]}\n".encode())
+                await process.stdin.drain()
+                head = (await process.stdout.readline()).decode().split()
+                if len(head) != 3 or int(head[2]) != file[2]:
+                    raise self._offline(f"the repository lacks an object: {' '.join(head)[:100]}")
+                content = await process.stdout.readexactly(file[2])
+                await process.stdout.readexactly(1)
+                yield file, content
+        except asyncio.IncompleteReadError as exc:
+            raise self._offline("git cat-file failed") from exc
+        finally:
+            _kill_group(process)
+            await process.wait()
 
     def _check_link(self, path: str, content: bytes) -> str:
         text = content.decode(errors="replace")
@@ -327,15 +300,16 @@ class GitCheckout:
 
     async def _run_git(self, repo: Path | None, *arguments: str, watch: Path | None = None) -> bytes:
         """The output of a git command. Raises AgentOffline; ends the command if it is cancelled or grows too large."""
-        place = () if repo is None else ("--git-dir", str(repo))
-        process = await asyncio.create_subprocess_exec(
-            "git", *self._list_options(), *place, *arguments,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=self._build_environment(), start_new_session=True, limit=2**20,
-        )  # fmt: skip
+        process = await self._start_git(repo, *arguments)
+        assert process.stdin is not None  # noqa: S101
+        process.stdin.close()
         watcher = None if watch is None else asyncio.ensure_future(self._watch_size(watch, process))
         try:
-            output, errors = await process.communicate()
+            output, errors = await asyncio.gather(
+                self._read_output(process, process.stdout, _MAX_OUTPUT),
+                self._read_output(process, process.stderr, 2**20),
+            )
+            await process.wait()
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -347,9 +321,28 @@ class GitCheckout:
         if process.returncode:
             reason = errors.decode(errors="replace").strip()[-_MAX_STDERR:]
             raise self._offline(f"git {arguments[0]} failed: {reason}")
-        if len(output) > max(_MAX_TREE_BYTES, self.endpoint.max_bytes):
-            raise self._too_large()
         return output
+
+    async def _start_git(self, repo: Path | None, *arguments: str) -> asyncio.subprocess.Process:
+        place = () if repo is None else ("--git-dir", str(repo))
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            "git", *self._list_options(), *place, *arguments,
+            stdin=pipe, stdout=pipe, stderr=pipe if arguments[0] != "cat-file" else asyncio.subprocess.DEVNULL,
+            env=self._build_environment(), start_new_session=True,
+        )  # fmt: skip
+
+    async def _read_output(
+        self, process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, limit: int
+    ) -> bytes:
+        """Raises AgentOffline for more than the limit, after the command was killed."""
+        output = bytearray()
+        while stream is not None and (chunk := await stream.read(2**16)):
+            output += chunk
+            if len(output) > limit:
+                _kill_group(process)
+                raise self._too_large()
+        return bytes(output)
 
     async def _watch_size(self, folder: Path, process: asyncio.subprocess.Process) -> None:
         """Ends when the folder is too large, after the command was killed."""
@@ -422,6 +415,13 @@ def _write_file(path: Path, content: bytes, mode: int) -> None:
 def _write_link(path: Path, target: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
+
+
+def _stays_inside(link: Path, root: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False
 
 
 def _measure(folder: Path) -> int:

@@ -56,7 +56,9 @@ class GitAgentRuntime:
 
     async def health(self) -> Status:
         """Unknown before the first use: a check does not clone."""
-        return "unknown" if self._version is None else await self._version.runtime.health()
+        if self._version is None and await asyncio.to_thread(self._checkout.needs_update):
+            return "unknown"
+        return await (self._version or await self._open()).runtime.health()
 
     async def describe(self) -> Manifest:
         return self.manifest if self._version is None else await self._version.runtime.describe()

@@ -24,7 +24,6 @@ from a2a_fabric.federation.folders import (
     find_folder_problems,
     iterate_paths,
 )
-from a2a_fabric.federation.git import parse_repo
 from a2a_fabric.federation.json_file import MAX_REGISTRY_BYTES, JSONFile
 from a2a_fabric.federation.registry_file import (
     REFERENCE_FILE,
@@ -34,6 +33,7 @@ from a2a_fabric.federation.registry_file import (
     RegistryDocument,
     migrate,
 )
+from a2a_fabric.federation.repositories import parse_repo
 from a2a_fabric.federation.versions import find_version_problem, read_committed_cards
 from a2a_fabric.importing.secrets import is_secret, url_holds_secret
 from a2a_fabric.schemas.manifest_check import find_unbounded_schemas

@@ -26,6 +26,8 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin, WordRouting, merge_word_routing
 from a2a_fabric.federation.card import CARD_FILE, PROGRAM_TYPES, manifest_from_card
 from a2a_fabric.federation.folders import (
+    INSTRUCTIONS_FILE,
+    MCP_FILE,
     check_schemas,
     decode_card,
     find_secret_references,
@@ -67,8 +69,20 @@ def is_url(location: str) -> bool:
 
 
 def is_federation_source(location: str | Path) -> bool:
-    """Whether an entry of `agents` is a folder, a card, a registry or a URL, and not a file of manifests."""
-    return is_url(str(location)) or Path(location).suffix == ".json" or Path(location).is_dir()
+    """Whether an entry of `agents` is a folder, a card, a registry or a URL, and not a file of manifests.
+
+    Manifests may be written as JSON, too; a registry has a version.
+    """
+    path = Path(location)
+    if is_url(str(location)) or path.is_dir() or path.name in (CARD_FILE, REGISTRY_FILE):
+        return True
+    if path.suffix != ".json":
+        return False
+    try:
+        value = JSONFile.load(path, MAX_REGISTRY_BYTES).value
+    except ConfigError:
+        return "registry" in path.name
+    return isinstance(value, dict) and "version" in value
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +110,7 @@ class FederationSource:
         self._settings = settings
         self._known: dict[str, Manifest] = {}  # the last good manifest of each agent
         self._stamps: dict[Path, Stamp] = {}
+        self._folders: dict[Path, tuple[dict[Path, Stamp], Manifest]] = {}  # as they were read
         self._problems: dict[str, str] = {}
         self._word_routing = WordRouting()
         self._has_addresses = False
@@ -121,6 +136,7 @@ class FederationSource:
             manifests = await self._load_path(Path(self.name), problems)
         self._problems = problems
         self._known = manifests
+        self._folders = {path: known for path, known in self._folders.items() if path / CARD_FILE in self._stamps}
         return list(manifests.values())
 
     async def watch(self, on_change: Callable[[], Awaitable[None]]) -> None:
@@ -153,6 +169,7 @@ class FederationSource:
 
     def _classify(self, path: Path) -> tuple[str, Path]:
         """Raises ConfigError if there is neither a card nor a registry nor a folder of agents."""
+        self._stamps[path] = _read_stamp(path)  # also of what is missing now and comes back later
         if path.is_file():
             return ("card" if path.name == CARD_FILE else "registry"), path
         if not path.is_dir():
@@ -166,7 +183,6 @@ class FederationSource:
 
     def _read_folders(self, path: Path, problems: dict[str, str]) -> dict[str, Manifest]:
         """Every folder below with a card. A folder without one is none of an agent."""
-        self._stamps[path] = _read_stamp(path)
         manifests: dict[str, Manifest] = {}
         folders = (each for each in sorted(path.iterdir()) if each.is_dir() and not each.name.startswith("."))
         for folder in islice(folders, _MAX_FOLDERS):
@@ -188,12 +204,19 @@ class FederationSource:
 
     def _read_local(self, folder: Path, registry: str) -> Manifest:
         """The manifest of a folder; read again only if a file of it changed. Raises ConfigError."""
-        for name in (CARD_FILE, "CLAUDE.md", ".mcp.json"):
-            self._stamps[folder / name] = _read_stamp(folder / name)
-        return manifest_from_folder(read_folder(folder), AgentOrigin(location="local", registry=registry))
+        stamps = {folder / name: _read_stamp(folder / name) for name in (CARD_FILE, INSTRUCTIONS_FILE, MCP_FILE)}
+        self._stamps |= stamps
+        known = self._folders.get(folder)
+        if known is None or known[0] != stamps:
+            origin = AgentOrigin(location="local", registry=registry)
+            known = self._folders[folder] = stamps, manifest_from_folder(read_folder(folder), origin)
+        return known[1]
 
-    async def _load_registries(self, place: str, problems: dict[str, str]) -> dict[str, Manifest]:
-        documents = await self._collect(place, problems)
+    async def _load_registries(
+        self, place: str, problems: dict[str, str], file: JSONFile | None = None
+    ) -> dict[str, Manifest]:
+        """`file` is what the place holds, if it was read already."""
+        documents = await self._collect(place, problems, file)
         manifests: dict[str, Manifest] = {}
         gate = asyncio.Semaphore(_MAX_FETCHES)
         for document in documents:
@@ -219,7 +242,7 @@ class FederationSource:
         self._word_routing = replace(merged, skill_index={**from_cards, **index})
         return manifests
 
-    async def _collect(self, place: str, problems: dict[str, str]) -> list[Document]:
+    async def _collect(self, place: str, problems: dict[str, str], file: JSONFile | None) -> list[Document]:
         """The registry and all that it includes, in the order in which they win. Raises ConfigError for the first."""
         documents: list[Document] = []
         visited: set[str] = set()
@@ -235,7 +258,7 @@ class FederationSource:
                 return
             visited.add(place)
             try:
-                document = await self._read_document(place)
+                document = await self._read_document(place, None if chain else file)
             except ConfigError as error:
                 if not chain:
                     raise
@@ -253,10 +276,10 @@ class FederationSource:
         await read(place, ())
         return documents
 
-    async def _read_document(self, place: str) -> Document:
+    async def _read_document(self, place: str, file: JSONFile | None) -> Document:
         if is_url(place):
             self._has_addresses = True
-            file = await self._fetch(place, MAX_REGISTRY_BYTES)
+            file = file or await self._fetch(place, MAX_REGISTRY_BYTES)
         else:
             self._stamps[Path(place)] = _read_stamp(Path(place))
             file = await asyncio.to_thread(JSONFile.load, Path(place), MAX_REGISTRY_BYTES)
@@ -328,7 +351,7 @@ class FederationSource:
         """A card or a registry: whatever the address serves."""
         file = await self._fetch(self.name, MAX_REGISTRY_BYTES)
         if isinstance(file.value, dict) and "agents" in file.value:
-            return await self._load_registries(self.name, problems)
+            return await self._load_registries(self.name, problems, file)
         manifest = manifest_from_address(file, self.name, self.name, {})
         self._word_routing = WordRouting()
         return {manifest.agent_id: manifest}

@@ -233,7 +233,9 @@ class ClaudeRuntime:
         )
         prompt = await asyncio.to_thread(self._prompt.find_file)
         servers = await asyncio.to_thread(self._select_servers, call.target.capability)
+        variables = await asyncio.to_thread(self._list_granted_variables, servers)
         program = self._prepare_program(call, program_input, session, mode, prompt, servers)
+        program = replace(program, env={**variables, **program.env})
         process = ClaudeProcess(await self._starts.start(program), self._limits)
         self._processes.add(process)
         try:
@@ -267,13 +269,18 @@ class ClaudeRuntime:
         dependencies = self.manifest.dependencies
         if dependencies is None or not dependencies.mcps:
             return None
-        servers = read_mcp_servers(self._folder / (self._endpoint.mcp_config or MCP_CONFIG_FILE)) or {}
+        servers = self._read_servers()
         names = [each.name for each in dependencies.mcps if is_needed(each, capability)]
         return {name: servers[name] for name in names if name in servers}
+
+    def _read_servers(self) -> dict[str, Any]:
+        return read_mcp_servers(self._folder / (self._endpoint.mcp_config or MCP_CONFIG_FILE)) or {}
 
     def _list_granted_variables(self, servers: dict[str, Any] | None) -> dict[str, str]:
         """The variables to which the MCP servers refer, as far as the agent may have them."""
         granted = self._endpoint.mcp_env
+        if servers is None and self.manifest.origin is not None:  # a card that names no servers uses all of them
+            servers = self._read_servers()
         names = {name for name, _ in list_references(servers or {}) if granted is None or name in granted}
         return {name: self._environ[name] for name in names if name in self._environ}
 
@@ -302,7 +309,7 @@ class ClaudeRuntime:
         return replace(
             self._program,
             argv=(*self._program.argv, *program_input.options, *arguments),
-            env={**self._list_granted_variables(servers), **trace_env, **self._program.env},
+            env={**trace_env, **self._program.env},
         )
 
     def _finish_in_background(self, process: ClaudeProcess, session: ClaudeSession | None) -> None:
