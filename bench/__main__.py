@@ -28,6 +28,7 @@ from bench import (
     rest_rows,
     results,
     runtimes_rows,
+    signing,
     starts,
     tail,
     tool_lists,
@@ -50,6 +51,7 @@ GROUPS = {
     "planning": "finding an agent and planning a route",
     "policy": "the rules of the operator, up to 1,000",
     "routing": "choosing an agent by words, beside a scan of all phrases",
+    "signing": "signed requests, passports, mandates and receipts",
     "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",
 }
 ONLY_IF_NAMED = {"peers"}
@@ -101,6 +103,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "planning": planning.run,
         "policy": policy.run,
         "routing": word_routing.run,
+        "signing": signing.run,
         "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
     }
     run[name]()

@@ -39,6 +39,7 @@ from tests.fixtures.agents.grpc_serving import done
 from tests.fixtures.agents.grpc_serving import serving as serving_grpc
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.marks import requirement
+from tests.runtimes.fabric_nodes import listed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -266,11 +267,14 @@ class TestKeysOfANode:
             trusted = {"name": "far", "jwks_url": jwks, "callers": ["far-key"]}
             auth = {"keys": [{"id": "far-key", "key": CALLER_KEY}], "nodes": [trusted]}
             async with running(percy(), config={"node_id": "near", "store": "memory:", "auth": auth}) as near:
-                endpoint = {"uri": near.url, "psk": CALLER_KEY, "agent": "percy", "identity": {"audience": "near"}}
-                manifest = {"agent_id": "percy", "runtime": "fabric", "endpoint": endpoint}
+                endpoint = {"uri": near.url, "psk": CALLER_KEY, "identity": {"audience": "near"}}
+                one = {"agent_id": "percy", "runtime": "fabric", "endpoint": {**endpoint, "agent": "percy"}}
+                whole = {"agent_id": "lab", "runtime": "fabric", "endpoint": endpoint}
                 config = {"node_id": "far", "identity": {"key_file": "far.key"}, "store": "memory:"}
-                async with running(manifests=[manifest], config=config, base=tmp_path) as sender:
+                async with running(manifests=[one, whole], config=config, base=tmp_path) as sender:
                     assert (await sender.ask("percy", "who"))["ok"] is True
+                    imported = await listed(sender, "lab/percy", None)  # the list of the node is signed, too
+                    assert (await sender.ask(imported["agent_id"], "who"))["result"]["auth"]["actors"] == ["psk", "far"]
                     assert (await far.send("GET", "/.well-known/jwks.json", token=None)).json["keys"][0]["kid"]
 
 

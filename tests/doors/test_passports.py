@@ -264,6 +264,7 @@ class TestMandates:
         assert (auth["mode"], auth["principal_id"], auth["delegate_id"]) == ("mandate", "corp:alice", "worker")
         assert (auth["cog_id"], auth["scp"], auth["cap"]) == ("home", ["agent:percy"], ["capability:greet"])
         assert auth["mandate_id"].startswith("mnd-")
+        assert "mandate" not in auth  # every holder could use it, so no agent gets the mandate itself here
         assert (await call(node, token=narrowed, name="think")).status == 403
         assert (await call(node, token=mandate(), name="think")).json["ok"] is True
 
@@ -334,7 +335,9 @@ class TestMandates:
         one, other = mandate(), mandate(delegate="another")
         job_id = (await node.send("POST", "/mcp/call", token=one, json=body)).json["result"]["job_id"]
         status = {"name": "fabric.job.status", "arguments": {"job_id": job_id}}
-        assert (await node.send("POST", "/mcp/call", token=one, json=status)).json["ok"] is True
+        own = await node.send("POST", "/mcp/call", token=one, json=status)
+        assert own.json["ok"] is True
+        assert one.encode() not in own.body
         assert (await node.send("POST", "/mcp/call", token=other, json=status)).json["ok"] is False
         refused = await node.send("POST", "/mcp/call", token=None, headers=passport(), json=status)
         assert refused.json["ok"] is False

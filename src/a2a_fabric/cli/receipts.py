@@ -109,7 +109,8 @@ def _print_verification(file: Path, verification: Verification) -> None:
     if broken is not None:
         place = f", receipt {broken.seq} of {broken.chain}" if broken.seq is not None else ""
         print_line(f"{file}: broken at line {broken.line}{place}: {broken.reason}")
-        print_line(f"The {verification.receipts} receipts before it are good")
+        if verification.receipts:
+            print_line(f"Receipts before it that are good: {verification.receipts}")
         return
     print_line(f"{file}: {verification.receipts} receipts, every signature and every link is good")
     for chain in verification.chains:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
@@ -26,13 +25,13 @@ from a2a_fabric.core.errors import AuthExpired, AuthInvalid, ConfigError, RateLi
 from a2a_fabric.core.policy import ScopeSet, parse_scopes, scopes_from_cap
 from a2a_fabric.identity.mandates import CLOCK_SKEW, Mandate, Moment, verify_mandate
 from a2a_fabric.identity.signing import (
-    ALGORITHM,
+    SignedToken,
     SigningKey,
-    decode_base64url,
     encode_base64url,
     encode_canonical,
-    is_signed,
     parse_public_keys,
+    read_token,
+    sign_token,
 )
 
 IDENTITY_TYPE = "fabric-identity+jwt"
@@ -88,9 +87,7 @@ def nest_actors(actors: Iterable[str]) -> dict[str, Any] | None:
 
 
 def sign_identity(identity: ForwardedIdentity, key: SigningKey) -> str:
-    header = encode_base64url(b'{"alg":"EdDSA","kid":"%b","typ":"%b"}' % (key.key_id.encode(), IDENTITY_TYPE.encode()))
-    signed = f"{header}.{encode_base64url(msgspec.json.encode(identity))}"
-    return f"{signed}.{key.sign(signed.encode())}"
+    return sign_token(msgspec.json.encode(identity), key, IDENTITY_TYPE)
 
 
 def digest_content(content: Any) -> str:
@@ -100,33 +97,32 @@ def digest_content(content: Any) -> str:
     )
 
 
-def read_identity(token: str) -> tuple[ForwardedIdentity, str]:
-    """The claims, not verified yet, and the id of the key. Raises AuthInvalid."""
-    if len(token) > _MAX_LENGTH:
+def read_identity(text: str) -> tuple[ForwardedIdentity, SignedToken]:
+    """The claims, not verified yet, and the token. Raises AuthInvalid."""
+    if len(text) > _MAX_LENGTH:
         raise AuthInvalid(f"The identity is longer than {_MAX_LENGTH} characters")
     try:
-        header = jwt.get_unverified_header(token)
-        claims = msgspec.json.decode(decode_base64url(token.split(".")[1]), type=ForwardedIdentity)
+        token = read_token(text)
+        claims = msgspec.json.decode(token.claims, type=ForwardedIdentity)
     except msgspec.ValidationError as exc:
         raise AuthInvalid(f"The identity is not valid: {exc}"[:300]) from exc
-    except (jwt.PyJWTError, ValueError, IndexError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise AuthInvalid("The identity is not a JSON Web Token") from exc
-    if header.get("typ") != IDENTITY_TYPE or header.get("alg") != ALGORITHM or not isinstance(header.get("kid"), str):
-        raise AuthInvalid(f"The token is not an identity: its type (`typ`) must be {IDENTITY_TYPE}")
-    return claims, header["kid"]
+    if not token.is_of_type(IDENTITY_TYPE) or token.key_id is None:
+        raise AuthInvalid(f"The token is not an identity: its type (`typ`) must be {IDENTITY_TYPE}, with a `kid`")
+    return claims, token
 
 
 def check_identity(
-    token: str,
     identity: ForwardedIdentity,
+    token: SignedToken,
     public_key: Ed25519PublicKey,
     *,
     audience: Sequence[str],
     now: float,
 ) -> None:
     """Check signature, times and receiver. Raises AuthInvalid or AuthExpired."""
-    signed, _, signature = token.rpartition(".")
-    if not is_signed(signed.encode(), signature, public_key):
+    if not token.is_signed_with(public_key):
         raise AuthInvalid("The signature of the identity is not valid")
     if not identity.exp + CLOCK_SKEW > now:
         raise AuthExpired("The identity has expired. Compare the clocks of the nodes")
@@ -216,10 +212,10 @@ class NodeIdentityVerifier:
         `content` is the body of the request as bytes, or the signed part of a message: the arguments of an MCP tool or
         of a program. Of a message, name the `capability` as well: the tool that was called.
         """
-        identity, key_id = read_identity(token)
-        public_key = _find_key(self._nodes, identity.iss, key_id, "node")
+        identity, signed = read_identity(token)
+        public_key = _find_key(self._nodes, identity.iss, signed.key_id or "", "node")
         now = self._clock()
-        check_identity(token, identity, public_key, audience=self._audience, now=now)
+        check_identity(identity, signed, public_key, audience=self._audience, now=now)
         check_content(identity, content)
         if capability is not None and normalize_name(identity.capability or "") != normalize_name(capability):
             raise AuthInvalid("The identity was signed for another capability")

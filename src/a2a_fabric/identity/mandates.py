@@ -18,14 +18,21 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput
 from a2a_fabric.core.policy import covers_scopes, scopes_from_cap
-from a2a_fabric.identity.signing import ALGORITHM, SigningKey, encode_base64url, make_jwk, parse_public_key
+from a2a_fabric.identity.signing import (
+    SignedToken,
+    SigningKey,
+    encode_base64url,
+    make_jwk,
+    parse_public_key,
+    read_token,
+    sign_token,
+)
 
 SEPARATOR = "~"
 TOKEN_TYPE = "mandate+jwt"  # noqa: S105  # the media type
@@ -173,29 +180,28 @@ def verify_mandate(token: str, find_key: FindPublicKey, now: float) -> Mandate:
     Whether it was revoked, and whether its audience is the right one, is for the caller to check.
     """
     parts = split_mandate(token)
-    first = decode_link(parts[0])
-    key_id = read_key_id(parts[0])
-    public_key = find_key(first.iss, key_id or "")
+    tokens = [_read_link(part) for part in parts]
+    key_id = tokens[0].key_id
     links: list[MandateClaims] = []
-    for number, part in enumerate(parts):
-        link = decode_link(part)
-        _check_signature(part, public_key)
+    for number, signed in enumerate(tokens):
+        link = _decode_claims(signed)
+        public_key = find_key(link.iss, key_id or "") if not links else _read_holder_key(links[-1])
+        if not signed.is_signed_with(public_key):
+            raise AuthInvalid("The signature of the mandate is not valid")
         _check_times(link, now)
-        if number and (why := _find_break(links[-1], link, parts[number - 1])):
+        if links and (why := _find_break(links[-1], link, parts[number - 1])):
             raise AuthInvalid(f"Link {number + 1} of the mandate is not valid: {why}")
-        if not number and link.pth is not None:
+        if not links and link.pth is not None:
             raise AuthInvalid("The mandate does not begin with the mandate of its principal")
         links.append(link)
-        if number + 1 < len(parts):
-            public_key = _read_holder_key(link)
     return Mandate(links=tuple(links), key_id=key_id)
 
 
 def is_mandate(token: str) -> bool:
     """Whether the token claims to be a mandate."""
     try:
-        return jwt.get_unverified_header(token.partition(SEPARATOR)[0]).get("typ") == TOKEN_TYPE
-    except (jwt.PyJWTError, ValueError, RecursionError):
+        return read_token(token.partition(SEPARATOR)[0]).is_of_type(TOKEN_TYPE)
+    except (ValueError, RecursionError):
         return False
 
 
@@ -209,35 +215,29 @@ def split_mandate(token: str) -> list[str]:
 
 def decode_link(part: str) -> MandateClaims:
     """The claims, not verified yet. Raises AuthInvalid."""
-    try:
-        if jwt.get_unverified_header(part).get("typ") != TOKEN_TYPE:
-            raise AuthInvalid(f"The token is not a mandate: its type (`typ`) must be {TOKEN_TYPE}")
-        return msgspec.convert(jwt.decode(part, options={"verify_signature": False}), MandateClaims)
-    except msgspec.ValidationError as exc:
-        raise AuthInvalid(f"The mandate is not valid: {exc}"[:300]) from exc
-    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
-        raise AuthInvalid("The mandate is not a JSON Web Token") from exc
+    return _decode_claims(_read_link(part))
 
 
 def read_key_id(part: str) -> str | None:
     """Raises AuthInvalid."""
+    return _read_link(part).key_id
+
+
+def _read_link(part: str) -> SignedToken:
     try:
-        key_id = jwt.get_unverified_header(part).get("kid")
-    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        token = read_token(part)
+    except (ValueError, RecursionError) as exc:
         raise AuthInvalid("The mandate is not a JSON Web Token") from exc
-    return key_id if isinstance(key_id, str) else None
+    if not token.is_of_type(TOKEN_TYPE):
+        raise AuthInvalid(f"The token is not a mandate: its type (`typ`) must be {TOKEN_TYPE}")
+    return token
 
 
-def _check_signature(part: str, public_key: Ed25519PublicKey) -> None:
+def _decode_claims(token: SignedToken) -> MandateClaims:
     try:
-        jwt.decode(
-            part,
-            public_key,
-            algorithms=[ALGORITHM],
-            options={"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_aud": False},
-        )
-    except (jwt.PyJWTError, ValueError) as exc:
-        raise AuthInvalid("The signature of the mandate is not valid") from exc
+        return msgspec.json.decode(token.claims, type=MandateClaims)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise AuthInvalid(f"The mandate is not valid: {exc}"[:300]) from exc
 
 
 def _check_times(link: MandateClaims, now: float) -> None:
@@ -284,7 +284,7 @@ def _hash_link(part: str) -> str:
 
 
 def _sign(claims: dict[str, Any], key: SigningKey) -> str:
-    return jwt.encode(claims, key.private_key, ALGORITHM, headers={"kid": key.key_id, "typ": TOKEN_TYPE})
+    return sign_token(msgspec.json.encode(claims), key, TOKEN_TYPE)
 
 
 def _new_id() -> str:

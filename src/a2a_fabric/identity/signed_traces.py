@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from a2a_fabric.core.errors import AuthInvalid
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.identity.receipts import digest_json
-from a2a_fabric.identity.signing import ALGORITHM, SigningKey
+from a2a_fabric.identity.signing import SigningKey, read_token, sign_token
 
 TRACE_TYPE = "fabric-trace+jwt"
 
@@ -29,20 +28,21 @@ def sign_trace(key: SigningKey, node: str, trace: Trace, outcome: str, result: A
         "outcome": outcome,
         "dig": digest_json(result),
     }
-    return jwt.encode(claims, key.private_key, ALGORITHM, headers={"kid": key.key_id, "typ": TRACE_TYPE})
+    return sign_token(msgspec.json.encode(claims), key, TRACE_TYPE)
 
 
 def verify_trace(reply: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey], node: str) -> None:
     """Check that the node of this name gave this reply, an envelope of the Fabric wire. Raises AuthInvalid."""
     try:
         trace = dict(reply["trace"])
-        signature = trace.pop("signature")
-        header = jwt.get_unverified_header(signature)
-        if header.get("typ") != TRACE_TYPE or header.get("kid") not in keys:
-            raise AuthInvalid("The trace is not signed with a known key")
-        claims = jwt.decode(signature, keys[header["kid"]], algorithms=[ALGORITHM], issuer=node)
-    except (KeyError, TypeError, ValueError, jwt.PyJWTError) as exc:
-        raise AuthInvalid("The signature of the trace is missing or not valid") from exc
+        token = read_token(trace.pop("signature"))
+        claims = msgspec.json.decode(token.claims, type=dict[str, Any])
+        if not token.is_of_type(TRACE_TYPE) or not token.is_signed_with(keys[token.key_id or ""]):
+            raise ValueError("not the signature of a trace")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+        raise AuthInvalid("The signature of the trace is missing or not valid, or its key is not known") from exc
+    if claims.get("iss") != node:
+        raise AuthInvalid(f"The trace was signed by '{str(claims.get('iss'))[:200]}', not by '{node}'")
     error = reply.get("error")
     code = error.get("code") if isinstance(error, Mapping) else reply.get("error_code")
     outcome = "ok" if reply.get("ok") is True else code

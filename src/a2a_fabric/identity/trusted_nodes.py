@@ -102,7 +102,8 @@ class TrustedNodes:
     async def _check(
         self, token: str, read_body: Callable[[], Awaitable[bytes]], trace_id: str | None
     ) -> ForwardedIdentity:
-        identity, key_id = read_identity(token)
+        identity, signed = read_identity(token)
+        key_id = signed.key_id or ""
         node = self._nodes.get(identity.iss)
         if node is None:
             raise AuthInvalid(f"The identity was signed by '{identity.iss[:200]}', which is not in `auth.nodes`")
@@ -110,7 +111,7 @@ class TrustedNodes:
         if not isinstance(key, Ed25519PublicKey):
             raise AuthInvalid(f"The key '{key_id[:64]}' is not an Ed25519 key")
         now = self._clock()
-        check_identity(token, identity, key, audience=node.audience, now=now)
+        check_identity(identity, signed, key, audience=node.audience, now=now)
         if trace_id is not None and identity.trace_id not in (None, trace_id):
             raise AuthInvalid("The identity was signed for another trace")
         self._seen.add(identity, now)  # before anything is awaited, so that none of two at a time gets through twice

@@ -20,7 +20,7 @@ import msgspec
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.function import read_return_hint
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call, Emit, bind_to_caller
+from a2a_fabric.core.call import Call, Emit, bind_to_caller, hide_private
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.result import Result
@@ -51,6 +51,8 @@ class PythonRuntime:
         agent = self._agent or await self._get_agent()
         if call.conversation_id:
             call = msgspec.structs.replace(call, conversation_id=bind_to_caller(call, call.conversation_id))
+        if call.auth.mandate:
+            call = msgspec.structs.replace(call, auth=hide_private(call.auth))
         token = worker_threads.set(None if self._threads is None else (self._threads, call.auth.principal_id))
         try:
             return await agent(call, emit)
