@@ -53,6 +53,7 @@ from a2a_fabric.node_setup import (
     build_logins,
     build_source,
     build_trusted_nodes,
+    check_plain_listeners,
     list_token_issuers,
     list_view_warnings,
     open_log_writer,
@@ -84,7 +85,7 @@ from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
-from a2a_fabric.runtime_factory import DEFAULT_KIND, NodeIdentity, RuntimeFactory, resolve_runtime_kind
+from a2a_fabric.runtime_factory import DEFAULT_KIND, TLS_KEY, NodeIdentity, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
@@ -127,6 +128,7 @@ class Fabric:
         if sources is None:
             sources = [build_source(name, self._base, self.config.federation) for name in self.config.agents]
         self._sources: list[AgentSource] = [_MountedAgents(agents), *sources]
+        check_plain_listeners(self.config)
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
         self.active_policy = ActivePolicy(self.config.policy)
@@ -356,7 +358,7 @@ class Fabric:
         """Put a changed configuration into effect as far as possible. `is_requested`: keys and issuers are read anew
         even if nothing changed, since files that they name may have. Raises ConfigError; then nothing has changed.
         """
-        return self.settings.apply(config, again=("auth",) if is_requested else ())
+        return self.settings.apply(config, again=("auth", "tls") if is_requested else ())
 
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
         """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
@@ -471,13 +473,13 @@ class Fabric:
 
     def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
         """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged. None,
-        too, for agents whose requests are signed.
+        too, for agents whose requests are signed, or to which the node shows a certificate of its own.
 
         None also for an agent at which this principal is not signed in.
         """
         if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
             return None
-        if self._node_identity.is_signed(manifest):
+        if self._node_identity.is_signed(manifest) or TLS_KEY in manifest.endpoint:
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):

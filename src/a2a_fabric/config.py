@@ -22,7 +22,13 @@ from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.core.rules import PolicyRule
 from a2a_fabric.core.view import View
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.identity.settings import IdentitySettings, IssuerSettings, ReceiptSettings, TrustedNodeSettings
+from a2a_fabric.identity.settings import (
+    CertificateSettings,
+    IdentitySettings,
+    IssuerSettings,
+    ReceiptSettings,
+    TrustedNodeSettings,
+)
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
@@ -31,6 +37,7 @@ from a2a_fabric.stores.address import kind_from_address
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import YAMLFile, YamlPath
 
+ClientCertificates = Literal["off", "optional", "required"]
 DEFAULT_LISTEN = "127.0.0.1:8000"
 ALL_DOORS = tuple(plugins.list_builtin_kinds("doors"))
 
@@ -82,6 +89,13 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nodes: Annotated[
         tuple[TrustedNodeSettings, ...],
         Meta(description="Other nodes whose signed identities count here, and whose requests must carry one."),
+    ] = ()
+    certificates: Annotated[
+        tuple[CertificateSettings, ...],
+        Meta(
+            description="Callers with a client certificate, by its alternative names; the first entry that matches "
+            "counts. Needs `tls.client_certificates`."
+        ),
     ] = ()
     anonymous: Annotated[
         bool,
@@ -182,6 +196,17 @@ class TLSSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cert: Annotated[str, Meta(min_length=1, description="File of the certificate and its chain, in PEM.")]
     key: Annotated[str, Meta(min_length=1, description="File of its private key, in PEM.")]
     password: Annotated[str | None, Meta(description="Password of the key, if it has one; write `env:NAME`.")] = None
+    client_certificates: Annotated[
+        ClientCertificates,
+        Meta(
+            description="Whether clients show a certificate: `off`, `optional` or `required`. `auth.certificates` says "
+            "to which callers certificates belong."
+        ),
+    ] = "off"
+    client_ca: Annotated[
+        str | None,
+        Meta(description="File of the authorities that sign client certificates, in PEM. The node follows changes."),
+    ] = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,7 +223,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     tls: Annotated[
-        TLSSettings | None, Meta(description="Serve HTTPS instead of HTTP. Paths are relative to this file.")
+        TLSSettings | Literal["required"] | None,
+        Meta(
+            description="Serve HTTPS instead of HTTP. Paths are relative to this file. `required`: the node refuses to "
+            "start if it would serve plain HTTP to other machines."
+        ),
     ] = None
     agents: Annotated[
         tuple[str, ...],

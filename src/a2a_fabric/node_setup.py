@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from a2a_fabric import plugins
-from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, parse_listen
+from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, TLSSettings, parse_listen
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError, InternalError
@@ -28,6 +28,7 @@ from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.federation.settings import FederationSettings
 from a2a_fabric.federation.source import FederationSource, is_federation_source, is_url
+from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
@@ -74,10 +75,19 @@ async def open_store(address: str) -> Store:
 
 
 def resolve_tls_files(base: Path, config: Config) -> TLSFiles | None:
+    """Raises ConfigError."""
     files = config.tls
-    if files is None:
+    if files is None or files == "required":
         return None
-    return TLSFiles(cert=base / files.cert, key=base / files.key, password=files.password)
+    if files.client_certificates != "off" and files.client_ca is None:
+        raise ConfigError("tls: client_certificates needs `client_ca`, a file with the authorities that sign them")
+    return TLSFiles(
+        cert=base / files.cert,
+        key=base / files.key,
+        password=files.password,
+        client_certificates=files.client_certificates,
+        client_ca=None if files.client_ca is None else base / files.client_ca,
+    )
 
 
 def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
@@ -119,6 +129,23 @@ def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:
     return keys
 
 
+def build_certificate_callers(config: Config) -> CertificateCallers:
+    """Raises ConfigError."""
+    views = _index_views(config)
+    if config.auth.certificates and not (isinstance(config.tls, TLSSettings) and config.tls.client_ca):
+        raise ConfigError("auth: certificates need `tls` with `client_certificates` and `client_ca`")
+    return CertificateCallers(
+        CertificateCaller(
+            match=each.match,
+            principal_id=each.id,
+            scopes=each.scopes,
+            trust=each.trust,
+            view=_find_view("certificates", each.id or each.match, each.view, views),
+        )
+        for each in config.auth.certificates
+    )
+
+
 class Authentication:
     """Who is let in, and how: keys, issuers and anonymous callers, which may change while the node runs."""
 
@@ -135,7 +162,9 @@ class Authentication:
     def build_resolver(self, count_attempt: Callable[[str, str], None]) -> Resolver:
         """Raises ConfigError."""
         anonymous, tokens = _make_anonymous_principal(self._config), self._build_tokens(self._config)
-        self.resolver = Resolver(self.keys, anonymous, count_attempt, tokens, self._config.views)
+        self.resolver = Resolver(
+            self.keys, anonymous, count_attempt, tokens, self._config.views, build_certificate_callers(self._config)
+        )
         return self.resolver
 
     def prepare(self, config: Config) -> Callable[[], None]:
@@ -144,11 +173,12 @@ class Authentication:
             raise ConfigError("auth.nodes cannot change while the node runs. Restart the node")
         config = msgspec.structs.replace(self._config, auth=config.auth)
         keys, tokens = collect_shared_keys(config, self._psk), self._build_tokens(config)
+        certificates = build_certificate_callers(config)
 
         def take_effect() -> None:
             self._config = config
             self.keys.set_configured(keys)
-            self.resolver.replace(_make_anonymous_principal(config), tokens)
+            self.resolver.replace(_make_anonymous_principal(config), tokens, certificates)
 
         return take_effect
 
@@ -292,6 +322,12 @@ def find_configured_principal(config: Config, principal_id: str) -> Principal:
     for key in config.auth.keys:
         if key.id == principal_id:
             return make_principal(key.id, key.scopes, key.trust, _make_shared_key(key, views).views)
+    for certificate in config.auth.certificates:
+        if principal_id in (certificate.id, certificate.match):
+            view = _find_view("certificates", principal_id, certificate.view, views)
+            return make_principal(
+                principal_id, certificate.scopes, certificate.trust, () if view is None else (view,), "mtls"
+            )
     for issuer in config.auth.issuers:
         if principal_id.startswith(f"{issuer.id}:"):
             return Principal(mode="jwt", principal_id=principal_id, scp=issuer.scopes, trust=issuer.trust)
@@ -307,12 +343,35 @@ def list_token_issuers(config: Config) -> tuple[str, ...]:
     return tuple(each.issuer for each in config.auth.issuers if each.is_server)
 
 
+def find_plain_listeners(config: Config) -> list[str]:
+    """The addresses that other machines can reach and that are served without TLS."""
+    if isinstance(config.tls, TLSSettings):
+        return []
+    grpc = (str(table["grpc"]) for table in config.doors if table.get("grpc"))
+    return [each for each in (config.listen, *grpc) if not is_loopback(parse_listen(each)[0])]
+
+
+def check_plain_listeners(config: Config) -> None:
+    """Raises ConfigError if the operator has ruled out what `find_plain_listeners` finds."""
+    plain = find_plain_listeners(config)
+    if config.tls == "required" and plain:
+        raise ConfigError(
+            f"tls: required, but {plain[0]} would be served without TLS to other machines. Set `tls` to the files of a "
+            "certificate (cert, key), or listen on 127.0.0.1 behind a proxy that has one"
+        )
+
+
 def list_exposure_warnings(config: Config) -> list[str]:
-    """One warning for each setting that lets callers from other machines in without credentials."""
+    """One warning for each setting that exposes calls to other machines: without TLS, or without credentials."""
+    messages = [
+        f"{address} is served without TLS, and other machines can reach it: keys, tokens and calls can be read on the "
+        "way. Set `tls` (cert, key), or listen on 127.0.0.1 behind a proxy that has a certificate. With "
+        "`tls: required` the node refuses to start like this"
+        for address in find_plain_listeners(config)
+    ]
     host, _ = parse_listen(config.listen)
     if is_loopback(host):
-        return []
-    messages: list[str] = []
+        return messages
     if config.auth.anonymous:
         messages.append(
             f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
@@ -368,19 +427,19 @@ def _make_shared_key(key: AuthKey, views: Mapping[str, View]) -> SharedKey:
         secret=key.key,
         scopes=key.scopes,
         trust=key.trust,
-        view=_find_view(key, views),
+        view=_find_view("keys", key.id, key.view, views),
         audiences=key.audiences,
     )
 
 
-def _find_view(key: AuthKey, views: Mapping[str, View]) -> View | None:
-    """Raises ConfigError: a key whose view were ignored would see everything."""
-    if key.view is None:
+def _find_view(section: str, name: str, view: str | None, views: Mapping[str, View]) -> View | None:
+    """Raises ConfigError: a caller whose view were ignored would see everything."""
+    if view is None:
         return None
-    if key.view not in views:
+    if view not in views:
         known = ", ".join(views) or "none"
-        raise ConfigError(f"auth: keys: {key.id}: there is no view '{key.view}'. The views of this node are: {known}")
-    return views[key.view]
+        raise ConfigError(f"auth: {section}: {name}: there is no view '{view}'. The views of this node are: {known}")
+    return views[view]
 
 
 def _make_anonymous_principal(config: Config) -> Principal | None:
@@ -392,6 +451,7 @@ def _make_anonymous_principal(config: Config) -> Principal | None:
 
 def _check_scopes(config: Config) -> None:
     declared = [(f"keys: {key.id}", key.scopes or ()) for key in config.auth.keys]
+    declared += [(f"certificates: {each.id or each.match}", each.scopes or ()) for each in config.auth.certificates]
     for issuer in config.auth.issuers:
         declared += [
             (

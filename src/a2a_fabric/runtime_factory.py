@@ -21,6 +21,7 @@ from a2a_fabric.federation.git_runtime import GitAgentRuntime
 from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.outbound.client_tls import ClientTLS, ClientTLSFiles
 from a2a_fabric.outbound.guard import RegistrationGuards
 from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.probing.addresses import detect
@@ -39,6 +40,8 @@ DEFAULT_KIND = "http"  # for an address at which no other protocol is found
 _LOGIN_KINDS = ("mcp", "http", "rest", "rpc")  # they send every request through the context's client, or its token
 
 IDENTITY_KEY = "identity"
+TLS_KEY = "tls"
+_GRPC_KIND = "grpc"
 _UNSIGNED_KINDS = ("python", "tool")  # they run in this process
 
 OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
@@ -121,8 +124,10 @@ class RuntimeFactory:
             guard: replace(context, http=http, guard=guard) for guard, http in self._clients.items()
         }
 
+        self._tls_clients: dict[ClientTLSFiles, OutboundClient] = {}
+
     async def aclose(self) -> None:
-        for http in self._clients.values():
+        for http in (*self._clients.values(), *self._tls_clients.values()):
             await http.aclose()
 
     def build(self, manifest: Manifest) -> Runtime:
@@ -134,6 +139,10 @@ class RuntimeFactory:
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
         if IDENTITY_KEY in resolved.endpoint and terms is not None:
             raise BadInput("Only the operator's files can say what is signed for an agent (`identity`)")
+        if isinstance(resolved.endpoint.get(TLS_KEY), dict):
+            if terms is not None or context is self._foreign_context:
+                raise BadInput("Only the operator's files can name certificates for an agent (`tls`)")
+            resolved, context = self._prepare_tls(resolved, context)
         resolved, context = self._identity.prepare(resolved, context)
         if "auth" in resolved.endpoint:
             if terms is not None:
@@ -162,6 +171,22 @@ class RuntimeFactory:
         """The runtime of an agent whose clone is on this machine. Raises FabricError."""
         await self.loading.load(infer_runtime_kind(manifest))
         return self.build(manifest)
+
+    def _prepare_tls(self, manifest: Manifest, context: RuntimeContext) -> tuple[Manifest, RuntimeContext]:
+        """Manifest and context for a runtime that shows the node's certificate for this agent. Raises BadInput."""
+        endpoint = {name: value for name, value in manifest.endpoint.items() if name != TLS_KEY}
+        try:
+            declared = msgspec.convert(manifest.endpoint[TLS_KEY], ClientTLSFiles)
+            if manifest.runtime == _GRPC_KIND:  # it has a channel of its own
+                own = {name: value for name, value in msgspec.to_builtins(declared).items() if value is not None}
+                return msgspec.structs.replace(manifest, endpoint={**endpoint, **own, TLS_KEY: True}), context
+            files = declared.resolve(context.base)
+            http = self._tls_clients.get(files)
+            if http is None:
+                http = self._tls_clients[files] = OutboundClient(context.guard, tls=ClientTLS(files))
+        except (msgspec.ValidationError, ConfigError) as exc:
+            raise BadInput(f"Agent '{manifest.agent_id}' has a bad `tls`: {exc}", agent_id=manifest.agent_id) from exc
+        return msgspec.structs.replace(manifest, endpoint=endpoint), replace(context, http=http)
 
     def _build_per_principal(self, manifest: Manifest, context: RuntimeContext) -> Runtime:
         """Raises BadInput for a bad `auth`, or a runtime that takes no token."""

@@ -16,7 +16,9 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, url_from_socket
+from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.web.server import HttpServer, bind_socket, url_from_socket
+from a2a_fabric.web.tls import ServerTLS, build_context
 from tests.doors.rest_bench import BOB, check_error, mirror, percy, rest, said_to, sent, text, to
 from tests.fixtures.certificates import Authority
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually
@@ -245,7 +247,7 @@ async def over_tls(node: Node, tls: Any, base: Path) -> AsyncIterator[str]:
         [listener],
         drain_timeout=1,
         connections=100,
-        tls=load_certificate(base / tls.cert, base / tls.key),
+        tls=ServerTLS(TLSFiles(cert=base / tls.cert, key=base / tls.key)),
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
@@ -282,6 +284,6 @@ async def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> Non
     with certified(tmp_path) as (tls, _):
         (tmp_path / "cert.pem").write_text("no certificate")
         with pytest.raises(ConfigError, match=r"tls: .*cert\.pem"):
-            load_certificate(tmp_path / tls["cert"], tmp_path / tls["key"])
+            build_context(TLSFiles(cert=tmp_path / tls["cert"], key=tmp_path / tls["key"]))
     with pytest.raises(ConfigError, match=r"tls: .*nowhere\.pem"):
-        load_certificate(tmp_path / "nowhere.pem", tmp_path / "key.pem")
+        build_context(TLSFiles(cert=tmp_path / "nowhere.pem", key=tmp_path / "key.pem"))

@@ -6,7 +6,6 @@ import asyncio
 import shlex
 import shutil
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -23,7 +22,7 @@ from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile
 from a2a_fabric.cli.output import remark
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.local_node import StateFolder
-from a2a_fabric.config import Config, parse_listen, prepare_process, read_environment
+from a2a_fabric.config import Config, TLSSettings, parse_listen, prepare_process, read_environment
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
@@ -31,10 +30,11 @@ from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.demo.agents import MOUNTED, DemoAgents
-from a2a_fabric.node_setup import list_exposure_warnings
-from a2a_fabric.settings_reload import ConfigFollower
+from a2a_fabric.node_setup import list_exposure_warnings, resolve_tls_files
+from a2a_fabric.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
-from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, raise_file_limit, url_from_socket
+from a2a_fabric.web.server import HttpServer, bind_socket, raise_file_limit, url_from_socket
+from a2a_fabric.web.tls import ServerTLS
 
 try:
     import uvloop
@@ -109,7 +109,7 @@ async def _serve(
 ) -> None:
     """`plan` reads the configuration again."""
     host, port = parse_listen(setup.config.listen)
-    tls = _load_certificate(setup)
+    tls = _load_tls(setup)
     listener = bind_socket(host, port, exact_port=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
@@ -125,6 +125,8 @@ async def _serve(
                 unread_seconds=limits.unread_seconds,
                 tls=tls,
             )
+            if tls is not None:
+                node.settings.register("tls", _follow_tls(tls, setup.base))
             stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
             if not quiet:
                 _print_banner(setup, key, node, listener, port)
@@ -182,10 +184,22 @@ def _choose_key(config: Config, psk: str | None, state: StateFolder) -> NodeKey:
     return NodeKey(secret=state.key.create(), origin="made", path=str(state.key.path))
 
 
-def _load_certificate(setup: NodeSetup) -> ssl.SSLContext | None:
+def _load_tls(setup: NodeSetup) -> ServerTLS | None:
     """Raises ConfigError."""
-    files = setup.config.tls
-    return None if files is None else load_certificate(setup.base / files.cert, setup.base / files.key, files.password)
+    files = resolve_tls_files(setup.base, setup.config)
+    return None if files is None else ServerTLS(files)
+
+
+def _follow_tls(tls: ServerTLS, base: Path) -> Prepare:
+    """The part of the node that takes over changes of `tls`: other files, and whose certificates are accepted."""
+
+    def prepare(config: Config) -> TakeEffect:
+        files = resolve_tls_files(base, config)
+        if files is None:
+            raise ConfigError("tls cannot be switched off while the node runs. Restart the node")
+        return tls.prepare(files)
+
+    return prepare
 
 
 def _silence_log(config: Config) -> Config:
@@ -211,7 +225,7 @@ def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket
 def _reachable_url(listener: socket.socket, config: Config) -> str:
     """A URL that works on this machine, which 0.0.0.0 does not."""
     return (
-        url_from_socket(listener, is_secure=config.tls is not None)
+        url_from_socket(listener, is_secure=isinstance(config.tls, TLSSettings))
         .replace("//0.0.0.0:", "//127.0.0.1:")
         .replace("//[::]:", "//[::1]:")
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from starlette.routing import BaseRoute, Route
 
@@ -59,11 +60,26 @@ class ProxySteps(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TLSFiles:
-    """The node's certificate and its key, in PEM."""
+    """The node's certificate and its key, in PEM, and the authorities of client certificates, if it asks for any."""
 
     cert: Path
     key: Path
     password: str | None = None
+    client_certificates: Literal["off", "optional", "required"] = "off"
+    client_ca: Path | None = None
+
+
+def read_versions(files: TLSFiles) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file does."""
+    return tuple(_read_version(path) for path in (files.cert, files.key, files.client_ca) if path is not None)
+
+
+def _read_version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class CallLog(Protocol):

@@ -13,6 +13,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
 from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
 from a2a_fabric.core.view import View
+from a2a_fabric.identity.certificates import CertificateCallers
 from a2a_fabric.identity.peer import NO_PEER, Peer
 from a2a_fabric.identity.shared_keys import SharedKeys
 
@@ -44,6 +45,16 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         """Whether `authorization` is all that identifies the caller."""
         is_alone = self.passport is None and self.peer.certificate is None
         return is_alone and (self.api_key is None or self.authorization is None)
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the request itself brings credentials."""
+        return self.authorization is not None or self.api_key is not None or self.passport is not None
+
+    @property
+    def is_from_other_page(self) -> bool:
+        """Whether a page makes the browser send this request to another site than its own."""
+        return self.origin is not None and self.origin.rpartition("//")[2].lower() != (self.host or "").lower()
 
     @property
     def is_cross_site(self) -> bool:
@@ -108,8 +119,10 @@ class Resolver:
         count_outcome: CountOutcome,
         tokens: TokenPrincipals | None = None,
         views: Iterable[View] = (),
+        certificates: CertificateCallers | None = None,
     ) -> None:
         self._keys = keys
+        self._certificates = certificates or CertificateCallers(())
         self._anonymous = anonymous
         self._count_outcome = count_outcome
         self._tokens = tokens
@@ -129,9 +142,11 @@ class Resolver:
             self._count_outcome(principal.mode, "success")
         return principal if credentials.view is None else self.narrow(principal, credentials)
 
-    def replace(self, anonymous: Principal | None, tokens: TokenPrincipals | None) -> None:
+    def replace(
+        self, anonymous: Principal | None, tokens: TokenPrincipals | None, certificates: CertificateCallers
+    ) -> None:
         """Other settings count from now on."""
-        self._anonymous, self._tokens = anonymous, tokens
+        self._anonymous, self._tokens, self._certificates = anonymous, tokens, certificates
         self._forget()
 
     def _forget(self) -> None:
@@ -191,6 +206,17 @@ class Resolver:
                 await self._tokens.verify(token)
 
     def _resolve(self, credentials: Credentials) -> Principal:
+        certificate = credentials.peer.certificate
+        if certificate is None or not self._certificates:
+            return self._resolve_headers(credentials)
+        holder = self._certificates.find_principal(certificate)
+        if credentials.has_header:
+            return self._certificates.combine(holder, self._resolve_headers(credentials))
+        if credentials.is_from_other_page:
+            raise Forbidden("A client certificate alone does not count for requests of pages of other sites")
+        return holder
+
+    def _resolve_headers(self, credentials: Credentials) -> Principal:
         if credentials.passport is None:
             return self._resolve_tokens(credentials)
         if self._tokens is None:

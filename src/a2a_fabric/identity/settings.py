@@ -192,6 +192,29 @@ class TrustedNodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ] = ()
 
 
+class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The caller to whom client certificates belong (mTLS)."""
+
+    match: Annotated[
+        str,
+        Meta(
+            pattern="^(dns|uri|email):.",
+            max_length=2048,
+            description="An alternative name of the certificate: `dns:NAME`, `uri:NAME` (SPIFFE ids are URIs) or "
+            "`email:NAME`. `*` and `?` stand for any text, dots and slashes included.",
+        ),
+    ]
+    id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=128)] | None,
+        Meta(description="Name of the caller in logs and envelopes. Unset: the name in the certificate, as `uri:…`."),
+    ] = None
+    scopes: Annotated[
+        tuple[str, ...] | None, Meta(description="What the caller may do, as in `auth.keys`. Unset: everything.")
+    ] = None
+    trust: Annotated[TrustTier, Meta(description="Which trust tiers the caller reaches. `local` reaches all.")] = "org"
+    view: Annotated[str | None, Meta(description="A view beyond which the caller sees and calls nothing.")] = None
+
+
 _OPENID_PATH = "/.well-known/openid-configuration"
 _OAUTH_PATH = "/.well-known/oauth-authorization-server"
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from a2a_fabric.core.agent import Audience, TrustTier
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, StoreError
 from a2a_fabric.core.keys import KEYS_TOPIC, KeyStore, StoredKey
 from a2a_fabric.core.stores import ChangeNotices, call_store
@@ -132,8 +132,10 @@ def make_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def make_principal(name: str, scopes: tuple[str, ...] | None, trust: TrustTier, views: tuple[View, ...]) -> Principal:
-    return Principal(mode="psk", principal_id=name, scp=scopes, trust=trust, views=views or UNSET)
+def make_principal(
+    name: str, scopes: tuple[str, ...] | None, trust: TrustTier, views: tuple[View, ...], mode: AuthMode = "psk"
+) -> Principal:
+    return Principal(mode=mode, principal_id=name, scp=scopes, trust=trust, views=views or UNSET)
 
 
 class StoredKeysFollower:

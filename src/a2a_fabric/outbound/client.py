@@ -404,11 +404,13 @@ class OutboundClient:
         client_cert: bytes | None = None,  # PEM: certificate chain and private key
         ca: bytes | None = None,  # PEM: trusted besides the system's
         verify: bool = True,
+        tls: Callable[[], SSLContext] | None = None,  # for new connections, instead of the three above
     ) -> None:
         @cache
-        def tls() -> SSLContext:
+        def make_context() -> SSLContext:
             return make_client_context(client_cert, ca, verify)
 
+        tls = tls or make_context
         if client_cert is not None or ca is not None:
             tls()  # report bad certificates now; without them, many clients never need a context
         self._guard = guard

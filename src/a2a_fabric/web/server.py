@@ -13,11 +13,9 @@ import itertools
 import logging
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -26,6 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.protocol import HttpProtocol
+from a2a_fabric.web.tls import ServerTLS
 
 try:
     import resource
@@ -92,13 +91,14 @@ class HttpServer(uvicorn.Server):
         message_bytes: int = 4 * 1024 * 1024,
         request_seconds: float = 10.0,
         unread_seconds: float = 60.0,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTLS | None = None,
     ) -> None:
         class_attributes = {
             "hot": app.hot_urls,
             "waiting": {},
             "request_seconds": request_seconds,
             "unread_seconds": unread_seconds,
+            "asks_certificate": tls is not None and tls.asks_certificate,
         }
         config = uvicorn.Config(
             app,
@@ -121,7 +121,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         if tls is not None:
             config.load()
-            config.ssl = tls  # already checked; uvicorn would read the files only when it serves
+            config.ssl = tls.context  # already checked; uvicorn would read the files only when it serves
         self._handshake_seconds = request_seconds
         self._listen_sockets = sockets
         self._web = app
@@ -262,22 +262,6 @@ def bind_socket(host: str, port: int, *, exact_port: bool) -> socket.socket:
     is_in_use = last_error is not None and last_error.errno == errno.EADDRINUSE
     hint = ". Stop the program that listens there, or choose another port; 0 is any free one" if is_in_use else ""
     raise ConfigError(f"cannot listen on {host}:{port}: {last_error.strerror if last_error else 'no port'}{hint}")
-
-
-def load_certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:
-    """The TLS context of the server. Raises ConfigError with the name of the file that cannot be used."""
-    for file in (cert, key):
-        try:
-            file.open("rb").close()
-        except OSError as exc:
-            raise ConfigError(f"tls: {file}: {exc.strerror}") from exc
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert, key, password or "")
-    except (ssl.SSLError, ValueError) as exc:
-        raise ConfigError(f"tls: {cert} and {key} are no certificate with its key: {exc}") from exc
-    return context
 
 
 def url_from_socket(listener: socket.socket, *, is_secure: bool = False) -> str:

@@ -15,8 +15,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -30,6 +32,14 @@ from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
 from a2a.utils.errors import A2A_ERROR_REASONS, A2AError
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509 import (
+    DNSName,
+    ExtensionNotFound,
+    RFC822Name,
+    SubjectAlternativeName,
+    UniformResourceIdentifier,
+    load_pem_x509_certificate,
+)
 from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError, SerializeToJsonError
 from google.protobuf.message import DecodeError
@@ -43,17 +53,77 @@ from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
 from a2a_fabric.doors.a2a.operations import A2ADoorState
 from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
-from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.doors.context import TLSFiles, read_versions
 from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.identity.peer import NO_PEER, Peer, PeerCertificate
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AVersion, restore_integers
 from a2a_fabric.protocols.a2a.render import RENDERERS
 
 
-def load_credentials(files: TLSFiles) -> grpc.ServerCredentials:
-    """Raises ConfigError."""
-    key, chain = _read_file(files.key), _read_file(files.cert)
-    return grpc.ssl_server_credentials([(_decrypt_key(key, files), chain)])
+def load_credentials(files: TLSFiles, *, needs_client_certificate: bool = False) -> grpc.ServerCredentials:
+    """Credentials that follow their files: gRPC asks for them at each handshake. Raises ConfigError."""
+    follower = _CredentialFiles(files, needs_client_certificate)
+    return grpc.dynamic_ssl_server_credentials(follower.load(), follower.fetch, needs_client_certificate)
+
+
+class _CredentialFiles:
+    """`fetch` is called in threads of gRPC, one at a time for each handshake; what it races for is the same files."""
+
+    def __init__(self, files: TLSFiles, needs_client_certificate: bool) -> None:
+        self._files = files
+        self._needs_client_certificate = needs_client_certificate
+        self._versions = read_versions(files)
+
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        """Raises ConfigError."""
+        files = self._files
+        key, chain = _read_file(files.key), _read_file(files.cert)
+        if not self._needs_client_certificate:
+            return grpc.ssl_server_certificate_configuration([(_decrypt_key(key, files), chain)])
+        if files.client_ca is None:
+            raise ConfigError("tls: client certificates at gRPC need `client_ca`")
+        authorities = _read_file(files.client_ca)
+        return grpc.ssl_server_certificate_configuration([(_decrypt_key(key, files), chain)], authorities)
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """None if nothing has changed that can be used."""
+        versions = read_versions(self._files)
+        if versions == self._versions:
+            return None
+        self._versions = versions
+        try:
+            return self.load()
+        except ConfigError as error:
+            _log.warning("%s. gRPC goes on with the certificate that it read before", error.message)
+            return None
+
+
+@lru_cache(maxsize=1024)
+def _read_peer_certificate(pem: bytes) -> PeerCertificate:
+    certificate = load_pem_x509_certificate(pem)
+    try:
+        alternatives = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+        names = (
+            *(f"dns:{name}" for name in alternatives.get_values_for_type(DNSName)),
+            *(f"uri:{name}" for name in alternatives.get_values_for_type(UniformResourceIdentifier)),
+            *(f"email:{name}" for name in alternatives.get_values_for_type(RFC822Name)),
+        )
+    except (ExtensionNotFound, ValueError):
+        names = ()
+    return PeerCertificate(
+        names=names,
+        not_before=certificate.not_valid_before_utc.timestamp(),
+        not_after=certificate.not_valid_after_utc.timestamp(),
+    )
+
+
+def _read_peer(context: grpc.aio.ServicerContext) -> Peer:
+    """The address in `ipv4:127.0.0.1:50051` or `ipv6:[::1]:50051`, percent-encoded, and the verified certificate."""
+    _, _, place = unquote(context.peer() or "").partition(":")
+    shown = context.auth_context().get("x509_pem_cert")
+    certificate = _read_peer_certificate(shown[0]) if shown else None
+    return Peer(address=place.rpartition(":")[0].strip("[]"), certificate=certificate)
 
 
 def _decrypt_key(key: bytes, files: TLSFiles) -> bytes:
@@ -373,7 +443,7 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises SdkProtocolError."""
-        head = _head_from_metadata(context.invocation_metadata())
+        head = _head_from_metadata(context.invocation_metadata(), _read_peer(context))
         trace = head.trace or new_trace()
         current_trace.set(trace)
         agent_id = head.get(_AGENT_HEADER)
@@ -426,7 +496,7 @@ class GrpcService03(CompatGrpcHandler):
 async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     """Yields the server's address while it listens. Raises ConfigError."""
     _check_listen_address(address, state)
-    tls_credentials = load_credentials(state.context.tls) if state.context.tls is not None else None
+    tls_credentials = _choose_credentials(state)
     limit = state.body_bytes + _MESSAGE_OVERHEAD
     options = [
         ("grpc.max_receive_message_length", limit),
@@ -457,6 +527,18 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
         await server.stop(_STOP_GRACE)
 
 
+def _choose_credentials(state: A2ADoorState) -> grpc.ServerCredentials | None:
+    """Raises ConfigError."""
+    tls, wanted = state.context.tls, state.settings.grpc_client_certificates
+    if tls is None:
+        if wanted == "required":
+            raise ConfigError("doors: a2a: grpc_client_certificates needs `tls`")
+        return None
+    if wanted is None:
+        wanted = "required" if tls.client_certificates == "required" else "off"
+    return load_credentials(tls, needs_client_certificate=wanted == "required")
+
+
 def _check_listen_address(address: str, state: A2ADoorState) -> None:
     """Without keys, callers are trusted because they are local, so the address must be. Raises ConfigError."""
     host = address.rpartition(":")[0].strip("[]")
@@ -477,8 +559,9 @@ async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerConte
     await abort_call(protocol_error, context)
 
 
-def _head_from_metadata(metadata: Any) -> RequestHead:
-    return RequestHead([(str(key).lower().encode(), _to_bytes(value)) for key, value in metadata or ()])
+def _head_from_metadata(metadata: Any, peer: Peer = NO_PEER) -> RequestHead:
+    headers = [(str(key).lower().encode(), _to_bytes(value)) for key, value in metadata or ()]
+    return RequestHead(headers, peer=peer)
 
 
 def _to_bytes(value: Any) -> bytes:

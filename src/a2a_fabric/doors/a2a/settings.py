@@ -29,6 +29,13 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "'a2a-fabric[grpc]'`."
         ),
     ] = None
+    grpc_client_certificates: Annotated[
+        Literal["off", "required"] | None,
+        Meta(
+            description="Whether gRPC clients show a certificate. Unset: `required` if `tls.client_certificates` is, "
+            "else `off`; gRPC cannot make it optional."
+        ),
+    ] = None
     public_grpc: Annotated[
         str | None, Meta(description="HOST:PORT under which callers reach gRPC. Unset: as `grpc` says.")
     ] = None

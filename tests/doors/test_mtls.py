@@ -1,0 +1,298 @@
+"""mTLS with real handshakes: who a client certificate belongs to, and certificates that change while the node runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+from a2a.types import GetExtendedAgentCardRequest, a2a_pb2_grpc
+from cryptography import x509
+from typer.testing import CliRunner
+
+from a2a_fabric.app import Fabric
+from a2a_fabric.cli.program import app
+from a2a_fabric.config import Config
+from a2a_fabric.core.errors import ConfigError
+from tests.fixtures.certificates import Authority
+from tests.fixtures.node import PSK, WAIT_TIMEOUT
+from tests.fixtures.percy import Percy
+from tests.fixtures.tls_node import TLSNode, call, running_tls
+from tests.marks import requirement
+
+SPIFFE = x509.UniformResourceIdentifier("spiffe://corp.example/ns/build/sa/ci")
+LAB = x509.DNSName("scanner.lab.example")
+MAIL = x509.RFC822Name("Ann@corp.example")
+KEY = "the-key-of-ci-12"
+AUTH: dict[str, Any] = {
+    "keys": [{"id": "ci", "key": KEY, "scopes": ["agent:percy", "agent:other"], "trust": "org"}],
+    "certificates": [
+        {"match": "uri:spiffe://corp.example/ns/*/sa/ci", "id": "ci", "scopes": ["agent:percy"], "trust": "local"},
+        {"match": "dns:*.lab.example", "trust": "public"},
+        {"match": "email:ann@CORP.example", "id": "ann"},
+    ],
+}
+ASK = {"agent_id": "percy", "capability": "reason", "task": "think"}
+
+
+@requirement("001-28", "001-55")
+async def test_a_certificate_says_who_calls_and_the_envelope_says_mtls(tmp_path: Path) -> None:
+    percy = Percy()
+    async with running_tls(
+        percy.agent, folder=tmp_path, tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as tls:
+        for name, principal in (
+            (SPIFFE, ("mtls", "ci", "local")),
+            (MAIL, ("mtls", "ann", "org")),
+        ):  # fmt: skip
+            async with tls.session(tls.trust(name)) as session:
+                status, reply = await call(session, tls.url, "fabric.call", ASK)
+                assert (status, reply["ok"]) == (200, True)
+            auth = percy.calls[-1].auth
+            assert (auth.mode, auth.principal_id, auth.trust) == principal
+        async with tls.session(tls.trust(LAB)) as session:
+            _, listed = await call(session, tls.url, "fabric.agent.list", {})
+            assert listed["result"]["count"] == 0  # of trust tier `public` there is none
+
+
+async def test_every_door_takes_the_certificate(tmp_path: Path) -> None:
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as tls:
+        async with tls.session(tls.trust(MAIL)) as session:
+            for path in ("/v1/agents", "/a2a/agents", "/agents/percy/.well-known/agent-card.json", "/mcp/list_agents"):
+                async with asyncio.timeout(WAIT_TIMEOUT), session.get(tls.url + path) as reply:
+                    assert (path, reply.status) == (path, 200)
+                    assert "percy" in await reply.text()
+            listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {}}}}  # fmt: skip
+            headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28",
+                       "Mcp-Method": "tools/list"}  # fmt: skip
+            async with session.post(f"{tls.url}/mcp", json=listing, headers=headers) as reply:
+                assert "percy_reason" in await reply.text()
+        async with tls.session(tls.trust(MAIL)) as session, session.ws_connect(f"{tls.url}/mcp/call") as socket:
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                await socket.send_json({"id": "1", "name": "fabric.agent.list", "arguments": {}})
+                assert "percy" in (await socket.receive()).data
+
+
+@pytest.mark.parametrize("mode", ["off", "optional", "required"])
+async def test_certificates_are_off_optional_or_required(tmp_path: Path, mode: str) -> None:
+    certificates = [] if mode == "off" else AUTH["certificates"]
+    auth = {**AUTH, "certificates": certificates}
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": mode}, config={"auth": auth}
+    ) as tls:
+        async with tls.session(tls.trust(with_certificate=False)) as session:
+            if mode == "required":
+                with pytest.raises(aiohttp.ClientError):
+                    await call(session, tls.url, "fabric.call", ASK, KEY)
+            else:
+                assert (await call(session, tls.url, "fabric.call", ASK, KEY))[0] == 200
+                assert (await call(session, tls.url, "fabric.call", ASK))[0] == 401
+        async with tls.session(tls.trust(SPIFFE)) as session:
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == (401 if mode == "off" else 200)
+
+
+async def test_a_certificate_of_an_unknown_authority_is_refused_at_the_handshake(tmp_path: Path) -> None:
+    stranger = Authority("a stranger")
+    for mode in ("optional", "required"):
+        async with running_tls(
+            Percy().agent, folder=tmp_path, tls={"client_certificates": mode}, config={"auth": AUTH}
+        ) as tls:
+            for context in (tls.trust(SPIFFE, signed_by=stranger), tls.trust(SPIFFE, lifetime=timedelta(hours=-1))):
+                async with tls.session(context) as session:
+                    with pytest.raises(aiohttp.ClientError):
+                        await call(session, tls.url, "fabric.call", ASK, KEY)
+
+
+async def test_a_certificate_and_a_key_combine_to_the_narrower_or_are_refused(tmp_path: Path) -> None:
+    percy = Percy()
+    async with running_tls(
+        percy.agent, folder=tmp_path, tls={"client_certificates": "optional"}, config={"auth": AUTH}
+    ) as tls:
+        async with tls.session(tls.trust(SPIFFE)) as session:
+            assert (await call(session, tls.url, "fabric.call", ASK, KEY))[0] == 200
+            auth = percy.calls[-1].auth
+            assert (auth.principal_id, auth.trust) == ("ci", "org")  # the key's tier, which is the narrower
+            assert (auth.scp, auth.narrowed_by) == (("agent:percy", "agent:other"), (("agent:percy",),))
+            status, reply = await call(session, tls.url, "fabric.call", {**ASK, "agent_id": "other"}, KEY)
+            assert reply["error_code"] == "AUTH_DENIED"  # the certificate does not allow it
+            status, reply = await call(session, tls.url, "fabric.call", ASK, PSK)
+            assert (status, "belongs to 'ci', the other credentials to 'psk'" in reply["error"]) == (401, True)
+            assert (await call(session, tls.url, "fabric.call", ASK, "no such key"))[0] == 401
+        async with tls.session(tls.trust(x509.DNSName("unknown.example"))) as session:
+            for token in (None, KEY):
+                status, reply = await call(session, tls.url, "fabric.call", ASK, token)
+                assert (status, "belongs to no caller" in reply["error"]) == (401, True)
+        async with tls.session(tls.trust(SPIFFE)) as session:
+            headers = {"Origin": "https://evil.example"}
+            body = {"name": "fabric.call", "arguments": ASK}
+            async with session.post(f"{tls.url}/mcp/call", json=body, headers=headers) as page:
+                assert page.status == 403
+
+
+async def test_a_revoked_mapping_counts_at_once_on_open_connections(tmp_path: Path) -> None:
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as tls:
+        fabric = tls.node.fabric
+        async with tls.session(tls.trust(SPIFFE)) as session:
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == 200
+            auth = msgspec.convert({**AUTH, "certificates": AUTH["certificates"][1:]}, type(fabric.config.auth))
+            fabric.reload(msgspec.structs.replace(fabric.config, auth=auth))
+            status, reply = await call(session, tls.url, "fabric.call", ASK)
+            assert (status, "belongs to no caller" in reply["error"]) == (401, True)
+            fabric.reload(fabric.config)
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == 200
+
+
+async def test_a_certificate_that_expires_while_the_connection_is_open_is_refused(tmp_path: Path) -> None:
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as tls:
+        async with asyncio.timeout(WAIT_TIMEOUT * 2):
+            while True:  # on a busy machine the first certificate may be over before its handshake
+                async with tls.session(tls.trust(SPIFFE, lifetime=timedelta(seconds=4))) as session:
+                    try:
+                        status, _ = await call(session, tls.url, "fabric.call", ASK)
+                    except aiohttp.ClientError:
+                        continue
+                    if status != 200:
+                        continue
+                    while status == 200:
+                        await asyncio.sleep(0.05)
+                        status, reply = await call(session, tls.url, "fabric.call", ASK)
+                    assert (status, reply["error_code"]) == (401, "AUTH_EXPIRED")
+                    return
+
+
+async def server_certificate(tls: TLSNode, context: ssl.SSLContext) -> bytes:
+    host, port = tls.url.removeprefix("https://").split(":")
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return shown
+
+
+async def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path: Path) -> None:
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as tls:
+        context = tls.trust(SPIFFE)
+        async with tls.session(context) as session:
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == 200
+            before = await server_certificate(tls, context)
+            renewed = ssl.PEM_cert_to_DER_cert(tls.renew().decode())
+            assert await server_certificate(tls, context) == renewed != before
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == 200  # the open connection goes on
+            (tmp_path / "key.pem").write_text("half writ")
+            assert await server_certificate(tls, context) == renewed
+            with pytest.raises(ConfigError, match=r"key\.pem"):
+                tls.tls.reload()
+            assert await server_certificate(tls, context) == renewed
+            (tmp_path / "clients.pem").write_bytes(Authority("the clients' new authority").pem)
+            tls.renew()
+            assert (await call(session, tls.url, "fabric.call", ASK))[0] == 200
+        async with tls.session(context) as session:  # its authority is no longer trusted
+            with pytest.raises(aiohttp.ClientError):
+                await call(session, tls.url, "fabric.call", ASK)
+    assert "goes on with the certificate that it read before" in tls.node.log.getvalue()
+
+
+async def test_grpc_requires_certificates_too_and_follows_its_files(tmp_path: Path) -> None:
+    doors = [{"kind": "a2a", "grpc": "127.0.0.1:0"}, {"kind": "fabric"}]
+    config = {"auth": AUTH, "doors": doors}
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config=config
+    ) as tls:
+        card_url = f"{tls.url}/agents/percy/.well-known/agent-card.json"
+        async with tls.session(tls.trust(MAIL)) as session, session.get(card_url) as reply:
+            card = json.loads(await reply.read())
+        [place] = [each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"]
+        key, certificate = tls.clients.vouch_for("client", MAIL)
+
+        async def ask(credentials: grpc.ChannelCredentials) -> str:
+            async with grpc.aio.secure_channel(place, credentials) as channel:
+                stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+                async with asyncio.timeout(WAIT_TIMEOUT):
+                    return str((await stub.GetExtendedAgentCard(GetExtendedAgentCardRequest(tenant="percy"))).name)
+
+        known = grpc.ssl_channel_credentials(tls.authority.pem, key, certificate)
+        assert await ask(known)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(grpc.ssl_channel_credentials(tls.authority.pem))
+        other_key, other = tls.clients.vouch_for("client", x509.DNSName("unknown.example"))
+        with pytest.raises(grpc.aio.AioRpcError, match="belongs to no caller"):
+            await ask(grpc.ssl_channel_credentials(tls.authority.pem, other_key, other))
+        tls.authority = Authority("another authority of the node")
+        tls.renew()
+        assert await ask(grpc.ssl_channel_credentials(tls.authority.pem, key, certificate))
+
+
+async def test_the_node_shows_its_own_certificate_to_an_agent(tmp_path: Path) -> None:
+    (tmp_path / "behind").mkdir()
+    async with running_tls(
+        Percy().agent, folder=tmp_path / "behind", tls={"client_certificates": "required"}, config={"auth": AUTH}
+    ) as behind:
+        key, certificate = behind.clients.vouch_for("client", MAIL)
+        for name, content in (("front.key", key), ("front.pem", certificate), ("ca.pem", behind.authority.pem)):
+            (tmp_path / name).write_bytes(content)
+        files = {"cert": "front.pem", "key": "front.key", "ca": "ca.pem"}
+        manifests = [
+            {"agent_id": "far", "runtime": "a2a", "endpoint": {"uri": f"{behind.url}/agents/percy", "tls": files}},
+            {"agent_id": "tools", "runtime": "mcp", "endpoint": {"uri": f"{behind.url}/mcp", "tls": files}},
+            {"agent_id": "bare", "runtime": "mcp", "endpoint": {"uri": f"{behind.url}/mcp", "tls": {"ca": "ca.pem"}}},
+        ]
+        async with running_tls(folder=tmp_path, manifests=manifests) as front:
+            answered = await front.node.ask("far", "reason", "think")
+            assert answered["ok"], answered
+            answered = await front.node.ask("tools", "percy_reason", "think")
+            assert answered["ok"], answered
+            assert not (await front.node.ask("bare", "percy_reason", "think"))["ok"]
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"listen": "0.0.0.0:0", "tls": "required"}, "would be served without TLS"),
+        ({"tls": "required", "doors": [{"kind": "a2a", "grpc": "0.0.0.0:50051"}]}, "0.0.0.0:50051 would be served"),
+        ({"auth": {"certificates": [{"match": "dns:x"}]}}, "certificates need `tls`"),
+        (
+            {
+                "tls": {"cert": "c", "key": "k", "client_ca": "ca", "client_certificates": "required"},
+                "auth": {"certificates": [{"match": "dns:x", "view": "v"}]},
+            },
+            "there is no view 'v'",
+        ),
+    ],
+)
+async def test_a_mistake_stops_the_start(config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        async with Fabric(msgspec.convert({"listen": "127.0.0.1:0", **config}, Config), psk=PSK, environ={}):
+            pass
+
+
+def test_plain_http_for_other_machines_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "fabric.yaml").write_text('{"listen": "0.0.0.0:8000"}')
+    run = ["check", "--config", str(tmp_path / "fabric.yaml"), "--json"]
+    environment = {**os.environ, "FABRIC_PSK": PSK}
+    warned = json.loads(CliRunner().invoke(app, run, env=environment).output)
+    assert any("0.0.0.0:8000 is served without TLS" in each for each in warned["warnings"])
+    (tmp_path / "fabric.yaml").write_text('{"listen": "0.0.0.0:8000", "tls": "required"}')
+    refused = json.loads(CliRunner().invoke(app, run, env=environment).output)
+    assert "would be served without TLS" in refused["problems"][0]
+    (tmp_path / "fabric.yaml").write_text('{"tls": "required"}')
+    assert json.loads(CliRunner().invoke(app, run, env=environment).output)["ok"]
