@@ -178,3 +178,21 @@ async def test_the_attributes_of_a_card_are_on_its_log_lines(tmp_path: Path) -> 
             return '"attributes":{"team":"survey"}' in node.log.getvalue()
 
         await eventually(is_written)
+
+
+async def test_the_receipt_of_a_call_names_the_commit_that_answered(tmp_path: Path) -> None:
+    folder = copy_example(tmp_path)
+    more = {"receipts": {"enabled": True}, "identity": {"key_file": "node.key"}}
+    async with running_example(folder, **more) as node:
+        await node.ask("wise", "give-advice", "shall I?")
+        await node.ask("units", "convert_length", "", context={"miles": 1})
+        receipts: list[dict[str, Any]] = []
+
+        async def are_written() -> bool:
+            receipts[:] = [json.loads(each.body) for each in await node.fabric.store.receipts.read(limit=10)]
+            return len(receipts) == 2
+
+        await eventually(are_written)
+        commits = {each["agent_id"]: each.get("commit") for each in receipts}
+        registry = json.loads((folder / "registry.json").read_text())
+        assert commits == {"wise": registry["agents"]["wise"]["location"]["commit"], "units": None}

@@ -158,6 +158,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `notes` list what could not be sent, for example content that the agent's protocol cannot carry.
     With `asked` there is no answer yet: the agent has questions first, and `data` shows them.
     With `job_id` there is no answer yet either: the work continues as a job, and `data` shows it.
+    `commit` is that of the agent's code, for an agent in a git repository.
     """
 
     data: dict[str, Any]
@@ -167,6 +168,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     notes: tuple[str, ...] = ()
     original: OriginalMessage | msgspec.UnsetType = msgspec.UNSET
+    commit: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def make_input_required(questions: dict[str, Question], continuation: str) -> Result:

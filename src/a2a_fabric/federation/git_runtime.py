@@ -52,7 +52,9 @@ class GitAgentRuntime:
             version.calls -= 1
             if version.is_replaced and not version.calls:
                 await version.runtime.aclose()
-        return add_notes(result, (f"answered by commit {version.commit}",)) if version.commit else result
+        if not version.commit:
+            return result
+        return add_notes(replace(result, commit=version.commit), (f"answered by commit {version.commit}",))
 
     async def health(self) -> Status:
         """Unknown before the first use: a check does not clone."""
@@ -115,10 +117,8 @@ class GitAgentRuntime:
         foreign = sorted({*find_secret_references(msgspec.to_builtins(manifest.endpoint))} - granted)
         if foreign:
             names = ", ".join(each.removeprefix("env:") for each in foreign)
-            raise AgentOffline(
-                f"The agent's card refers to the environment ({names}), which its location does not allow: see `env`",
-                agent_id=agent_id,
-            )
+            reason = f"refers to the environment ({names}), which its location does not allow: see `env`"
+            raise describe_card_error(ConfigError(f"The agent's card {reason}"), agent_id)
         endpoint = manifest.endpoint
         if manifest.runtime == "claude":  # tokens of its MCP servers come from the environment, as far as allowed
             endpoint = {**endpoint, "mcp_env": list(self._checkout.endpoint.env)}

@@ -49,6 +49,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str
     parent: str | None
+    commit: str | msgspec.UnsetType = msgspec.UNSET  # of the agent's code, if the agent is in a git repository
 
 
 def digest_json(value: Any) -> str:
@@ -93,6 +94,7 @@ def make_receipt(
         trace_id=trace.trace_id,
         span_id=trace.span_id,
         parent=trace.parent_span_id,
+        commit=msgspec.UNSET if result is None else result.commit,
     )
 
 

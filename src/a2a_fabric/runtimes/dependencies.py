@@ -18,7 +18,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, normalize_name
 from a2a_fabric.core.call import Call, Emit, add_notes
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, OperatorText
 from a2a_fabric.core.federation import McpDependency
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
@@ -118,8 +118,10 @@ class DependentRuntime:
     async def __call__(self, call: Call, emit: Emit) -> Result:
         missing, degraded = await self._check(call.target.capability)
         if missing:
-            raise AgentOffline(f"The agent needs {missing[0]}", agent_id=self.manifest.agent_id)
-        return add_notes(await self._runtime(call, emit), tuple(f"degraded: without {each}" for each in degraded))
+            message = OperatorText(f"The agent needs {missing[0]}", f"The agent needs {missing[0].public}")
+            raise AgentOffline(message, agent_id=self.manifest.agent_id)
+        notes = tuple(f"degraded: without {each.public}" for each in degraded)
+        return add_notes(await self._runtime(call, emit), notes)
 
     async def health(self) -> Status:
         missing, degraded = await self._check(None)
@@ -135,10 +137,14 @@ class DependentRuntime:
     async def aclose(self) -> None:
         await self._runtime.aclose()
 
-    async def _check(self, capability: str | None) -> tuple[list[str], list[str]]:
-        """What is missing and what is optional, for one capability or, with None, for all that name no capability."""
-        missing = [f"the knowledge file '{path}'" for path in self._dependencies.knowledge if not self._has_file(path)]
-        degraded: list[str] = []
+    async def _check(self, capability: str | None) -> tuple[list[OperatorText], list[OperatorText]]:
+        """What is missing and what is optional, for one capability or, with None, for all that name no capability.
+
+        Callers learn what is missing; the operator also learns why.
+        """
+        files = (path for path in self._dependencies.knowledge if not self._has_file(path))
+        missing = [OperatorText(text, text) for text in (f"the knowledge file '{path}'" for path in files)]
+        degraded: list[OperatorText] = []
         if not self._dependencies.mcps:
             return missing, degraded
         servers = await asyncio.to_thread(read_mcp_servers, self._config) or {}
@@ -149,8 +155,8 @@ class DependentRuntime:
                 servers.get(dependency.name), self._folder, self._environ, self._granted
             )
             if problem is not None:
-                text = f"the MCP server '{dependency.name}': {problem}"
-                (missing if dependency.required else degraded).append(text)
+                name = f"the MCP server '{dependency.name}'"
+                (missing if dependency.required else degraded).append(OperatorText(f"{name}: {problem}", name))
         return missing, degraded
 
     def _has_file(self, path: str) -> bool:
