@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from a2a.types import a2a_pb2, a2a_pb2_grpc
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.forwarding import IDENTITY_HEADER
+from a2a_fabric.core.errors import AuthInvalid, ConfigError
+from a2a_fabric.core.forwarding import IDENTITY_HEADER, IDENTITY_META_KEY
 from a2a_fabric.identity import NodeIdentityVerifier, SigningKey
 from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, nest_actors, sign_identity
 from a2a_fabric.identity.node_keys import NodeKeys
@@ -35,8 +37,11 @@ from a2a_fabric.runtimes.proto.messages import (
     StreamItem,
 )
 from a2a_fabric.runtimes.proto.service import AgentServicer
+from tests.fixtures.agents.a2a_serving import serving as serving_a2a
 from tests.fixtures.agents.grpc_serving import done
 from tests.fixtures.agents.grpc_serving import serving as serving_grpc
+from tests.fixtures.mcp_servers import identified
+from tests.fixtures.mcp_servers.serving import serving as serving_mcp
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.marks import requirement
 from tests.runtimes.fabric_nodes import listed
@@ -240,6 +245,13 @@ async def test_no_byte_of_one_can_be_changed() -> None:
                 verify(text)
 
 
+async def test_the_nodes_that_must_sign_cannot_change_unnoticed_while_the_node_runs(node: Node) -> None:
+    auth = msgspec.structs.replace(node.fabric.config.auth, nodes=())
+    with pytest.raises(ConfigError, match=r"auth\.nodes"):
+        node.fabric.reload(msgspec.structs.replace(node.fabric.config, auth=auth))
+    assert (await send(node, None)).status == 401
+
+
 class TestKeysOfANode:
     async def test_they_are_published_and_a_rotated_one_counts_for_a_while(self, tmp_path: Path) -> None:
         now = [1_000_000.0]
@@ -364,6 +376,55 @@ class TestAgents:
             async with running(manifests=[manifest], config=self.config(), base=folder) as node:
                 result = (await node.ask("percy", "who"))["result"]
                 assert result == {"principal": "psk", "actors": ["near"]}
+
+    @requirement("001-27")
+    @pytest.mark.parametrize(("binding", "version"), [("jsonrpc", "1.0"), ("jsonrpc", "0.3"), ("grpc", "1.0")])
+    async def test_an_a2a_agent_finds_it_in_the_metadata_of_the_message(
+        self, folder: Path, binding: str, version: str
+    ) -> None:
+        verifier = NodeIdentityVerifier({"near": folder / "node.jwks.json"}, audience="percy")
+        async with serving_a2a(binding, versions=[version]) as served:
+            endpoint = {"uri": served.url, "identity": {"audience": "percy"}}
+            manifest = {"agent_id": "percy", "runtime": "a2a", "endpoint": endpoint}
+            async with running(manifests=[manifest], config=self.config(), base=folder) as node:
+                reply = await node.ask("percy", "say", "good morning", context={"numbers": [1, 2.5]})
+                assert reply["ok"] is True, reply
+            message = served.executor.sent[-1]
+            content = [
+                {name: value for name, value in part.items() if name in ("text", "data", "url", "raw")}
+                for part in message["parts"]
+            ]
+            token = message["metadata"][IDENTITY_META_KEY]
+            with pytest.raises(AuthInvalid, match="content"):
+                verifier.verify(token, [*content, {"text": "and more"}], capability="say")
+            with pytest.raises(AuthInvalid, match="capability"):
+                verifier.verify(token, content, capability="shout")
+            assert verifier.verify(token, content, capability="say").principal_id == "psk"
+
+    @requirement("001-27")
+    @pytest.mark.parametrize("kind", ["stdio", "handshake", "stateless"])
+    async def test_an_mcp_server_finds_it_in_meta(self, folder: Path, kind: Any) -> None:
+        verifier = NodeIdentityVerifier({"near": folder / "node.jwks.json"}, audience="percy")
+        async with AsyncExitStack() as stack:
+            endpoint: dict[str, Any] = {"command": [sys.executable, identified.__file__]}
+            if kind != "stdio":
+                served = await stack.enter_async_context(serving_mcp(kind, make=identified.make))
+                endpoint = {"uri": served.url}
+            manifest = {
+                "agent_id": "percy",
+                "runtime": "mcp",
+                "endpoint": {**endpoint, "identity": {"audience": "percy"}},
+            }
+            node = await stack.enter_async_context(running(manifests=[manifest], config=self.config(), base=folder))
+            for stream in (False, True):
+                arguments = {"agent_id": "percy", "capability": "show", "task": "", "context": {"name": "Bob"}}
+                if stream:
+                    *_, final = await node.events("percy", "show", "", context={"name": "Bob"})
+                    result = final["data"]["result"]
+                else:
+                    result = (await node.operation("fabric.call", arguments))["result"]
+                verified = verifier.verify(result["answer"], {"name": "Bob"}, capability="show")
+                assert (verified.principal_id, verified.actors) == ("psk", ("near",))
 
     async def test_agents_that_register_themselves_cannot_ask_for_signatures(self, folder: Path) -> None:
         async with running(config=self.config(), base=folder) as node:
