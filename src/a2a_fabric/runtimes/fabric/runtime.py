@@ -224,6 +224,7 @@ def _may_reconnect(error: FabricError) -> bool:
 
 _log = logging.getLogger(__name__)
 _MAX_AGENTS = 10_000
+_MAX_METADATA = 64 * 1024  # bytes of one capability, as the runtime `mcp` takes them from a server
 _CAPABILITY_FIELDS = frozenset(Capability.__struct_fields__)
 
 
@@ -308,8 +309,10 @@ def _build_manifest(agent_entry: _AgentEntry, node_id: str) -> Manifest:
 
 
 def _read_capability(fields: dict[str, Any]) -> Capability:
-    """Values of a later version are left out, and an empty schema counts as none."""
+    """Values of a later version and large metadata are left out, and an empty schema counts as none."""
     supported = {name: value for name, value in fields.items() if name in _CAPABILITY_FIELDS}
+    if "metadata" in supported and len(msgspec.json.encode(supported["metadata"])) > _MAX_METADATA:
+        del supported["metadata"]
     for name in ("input_schema", "output_schema"):
         supported[name] = supported.get(name) or None
     return msgspec.convert(supported, Capability)
