@@ -621,6 +621,7 @@ class Fabric:
             self._message_signals,
             metrics.count_message_sent,
             self.config.limits.share_per_caller,
+            lambda agent_id: self.registry.catalog.is_discovered(agent_id),
         )
         self.inboxes = Inboxes(
             message_store,

@@ -65,8 +65,11 @@ def build_source(location: str | Path, base: Path, settings: FederationSettings)
     """The source of one entry of `agents`: a file of manifests, or a folder, a card, a registry, or a URL."""
     if is_url(str(location)):
         return FederationSource(str(location), settings)
-    path, is_default = base / location, str(location) == "agents.yaml"
-    return FederationSource(path, settings) if is_federation_source(path) else AgentsFile(path, optional=is_default)
+    path = base / location
+    if is_federation_source(path):
+        return FederationSource(path, settings)
+    # The default file may be missing. One that was there and is deleted is a mistake: its agents stay.
+    return AgentsFile(path, optional=str(location) == "agents.yaml" and not path.exists())
 
 
 async def open_store(address: str) -> Store:

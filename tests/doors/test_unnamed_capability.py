@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import Node, eventually, running
+from tests.doors.test_first_list import offer, server, tool
+from tests.fixtures.node import Node, Reply, eventually, running
 
 
 def make_writer() -> Agent:
@@ -208,3 +210,32 @@ async def test_no_door_lets_words_alone_change_something() -> None:
         for path, body in requests("overwrite file x"):
             reply = await node.send("POST", path, json=body, headers={"A2A-Version": "1.0"})
             assert reply.status in (200, 201), (path, reply.body)
+
+
+async def test_words_alone_run_no_tool_of_a_server_that_does_not_say_what_its_tools_change(tmp_path: Path) -> None:
+    tools = [tool(f"{verb}_entity", "An entity of the graph.") for verb in ("remove", "show")]
+    offer(tmp_path, "graph", tools)
+    doors = [{"kind": kind} for kind in ("fabric", "rest", "directory", "a2a")]
+    async with running(manifests=[server(tmp_path, "graph")], config={"doors": doors}) as node:
+
+        async def ask(words: str) -> list[Reply]:
+            message = {"messageId": words, "role": "ROLE_USER", "parts": [{"text": words}]}
+            parts = [{"type": "text", "content": words}]
+            headers = {"A2A-Version": "1.0"}
+            return [
+                await node.send("POST", "/agents/graph/message:send", json={"message": message}, headers=headers),
+                await node.send("POST", "/v1/tasks", json={"agentId": "graph", "parts": parts}),
+                await node.send("POST", "/v1/agents/graph/messages", json={"parts": parts}),
+                await node.send(
+                    "POST", "/a2a/task", json={"taskId": words, "agentId": "graph", "input": {"task": words}}
+                ),
+            ]
+
+        async def is_known() -> bool:
+            return bool(node.fabric.registry.get_agent("graph").capabilities)
+
+        await eventually(is_known)
+        for reply in await ask("never remove anything of the graph"):
+            assert reply.status == 400, reply.body
+            assert "remove_entity, show_entity" in reply.body.decode()
+        assert [reply.status for reply in await ask("show entity x")] == [200, 201, 201, 200]

@@ -33,19 +33,24 @@ ERASE = Capability(name="erase", side_effects="writes", input_schema=schema("tex
 TALK = Capability(name="chat")
 
 
-def choose(text: str, *capabilities: Capability, **context: Any) -> str:
-    return choose_unnamed_capability(capabilities, Input(task=text, context=context)).capability.name
+def choose(text: str, *capabilities: Capability, is_learnt: bool = True, **context: Any) -> str:
+    call_input = Input(task=text, context=context)
+    return choose_unnamed_capability(capabilities, call_input, is_learnt=is_learnt).capability.name
+
+
+def is_learnt(agent_id: str) -> bool:
+    return True
 
 
 def test_one_capability_needs_no_choice() -> None:
-    choice = choose_unnamed_capability([ADD], Input(task="hello"))
+    choice = choose_unnamed_capability([ADD], Input(task="hello"), is_learnt=True)
     assert (choice.capability, choice.reason) == (ADD, None)
     assert choose("hello") == "message"  # of an agent that has not said what it can do
 
 
 def test_the_declared_default_answers_whatever_the_words_are() -> None:
     default = msgspec.structs.replace(ADD, default=True)
-    choice = choose_unnamed_capability([SUMMARIZE, default], Input(task="summarize this"))
+    choice = choose_unnamed_capability([SUMMARIZE, default], Input(task="summarize this"), is_learnt=True)
     assert choice.capability.name == "add"
     assert choice.reason == ("The message names no capability. 'add' answers, because it is the agent's default.")
 
@@ -97,8 +102,8 @@ def test_a_message_for_an_agent_that_only_changes_things_is_refused_unless_it_na
     assert choose("good morning", ERASE) == "erase"  # the caller named an agent that does nothing else
 
 
-def test_typed_capabilities_that_declare_nothing_are_chosen_as_those_that_change_something() -> None:
-    """So are tools of MCP servers without annotations."""
+def test_learnt_typed_capabilities_that_declare_nothing_are_chosen_as_those_that_change_something() -> None:
+    """So are tools of MCP servers without annotations. What the operator's own agents declare is theirs to judge."""
     remove, show = (
         Capability(name=name, description="A file of the folder.", input_schema=schema("text"))
         for name in ("remove-file", "show-file")
@@ -106,6 +111,7 @@ def test_typed_capabilities_that_declare_nothing_are_chosen_as_those_that_change
     for text in ("what is in the folder?", "never remove a single file", "good morning"):
         with pytest.raises(BadInput, match=r"remove-file, show-file\. Name the one you mean"):
             choose(text, remove, show)
+    assert choose("what is in the folder?", remove, show, is_learnt=False) == "remove-file"
     assert choose("show file notes", remove, show) == "show-file"
     assert choose("what is in the folder?", remove, show, TALK) == "chat"
     speak = Capability(name="ask", input_schema=schema("text"))

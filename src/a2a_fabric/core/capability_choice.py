@@ -8,10 +8,10 @@ Which agent answers a message that names none is decided in `core.word_routing` 
 
 A capability that may change something outside is never taken for want of a better one: the message must have its whole
 name or a whole trigger, or the operator must have made it the default, or the caller must have named an agent that has
-no other. If nothing else is left, the message is refused. Such a capability is declared `side_effects: writes`, or it
-declares nothing and takes typed arguments, as tools of MCP servers without annotations do: then words would only become
-one of its arguments. A capability that takes the words themselves reads the message and can refuse it.
-Arguments without words choose the only capability that they fit."""
+no other. If nothing else is left, the message is refused. Such a capability is declared `side_effects: writes`; or it
+was learnt from the agent (`is_learnt`), declares nothing and takes typed arguments, as tools of MCP servers without
+annotations do: then words would only become one of its arguments. A capability that takes the words themselves reads
+the message and can refuse it. Arguments without words choose the only capability that they fit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: Input) -> CapabilityChoice:
+def choose_unnamed_capability(
+    capabilities: Sequence[Capability], call_input: Input, *, is_learnt: bool
+) -> CapabilityChoice:
     """Raises BadInput if every capability that could be meant changes something outside."""
     if len(capabilities) < 2:
         return CapabilityChoice(capability=capabilities[0] if capabilities else UNKNOWN_CAPABILITY)
@@ -58,10 +60,10 @@ def choose_unnamed_capability(capabilities: Sequence[Capability], call_input: In
     if default is not None:
         return _make_choice(default, "it is the agent's default")
     ranked = sorted(capabilities, key=lambda each: not fits_input(each, call_input))
-    scores = _score_offers(ranked, call_input.task)
+    scores = _score_offers(ranked, call_input.task, is_learnt=is_learnt)
     if scores and (best := max(scores)) > 0:
         return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
-    harmless = [each for each in ranked if not may_change_something(each)]
+    harmless = [each for each in ranked if not may_change_something(each, is_learnt=is_learnt)]
     if not call_input.task and (fitting := _find_only_fitting(ranked, call_input)) is not None:
         return _make_choice(fitting, "it is the only one that takes such arguments")
     if not harmless:
@@ -81,20 +83,23 @@ def _find_only_fitting(ranked: Sequence[Capability], call_input: Input) -> Capab
     return ranked[0] if is_only and ranked[0].side_effects != "writes" else None
 
 
-def may_change_something(capability: Capability) -> bool:
-    """Whether it is declared to change something outside, or says nothing of it and takes typed arguments."""
-    if capability.side_effects is not None:
+def may_change_something(capability: Capability, *, is_learnt: bool) -> bool:
+    """Whether it is declared to change something outside, or learnt, without a word of that, and takes typed arguments."""
+    if capability.side_effects is not None or not is_learnt:
         return capability.side_effects == "writes"
     schema = capability.input_schema
     takes_words = schema is None or "task" in _get_properties(schema)
     return not takes_words and normalize_name(capability.name) not in _CONVERSATION_NAMES
 
 
-def _score_offers(capabilities: Sequence[Capability], text: str) -> list[float]:
-    """The scores of the first capabilities; 0 for one that changes something, unless its whole name is in the text."""
+def _score_offers(capabilities: Sequence[Capability], text: str, *, is_learnt: bool) -> list[float]:
+    """The scores of the first capabilities.
+
+    0 for one that may change something, unless its whole name is in the text.
+    """
     considered = capabilities[:_MAX_CAPABILITIES]
     return [
-        0.0 if may_change_something(each) and score < _PHRASE_WEIGHT else score
+        0.0 if score < _PHRASE_WEIGHT and may_change_something(each, is_learnt=is_learnt) else score
         for each, score in zip(considered, score_words(considered, text), strict=True)
     ]
 

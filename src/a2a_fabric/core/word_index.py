@@ -154,9 +154,11 @@ def list_trigger_phrases(capability: Capability) -> list[str]:
     return [*phrases, name] if " " in name else phrases
 
 
-def may_answer_signals(manifest: Manifest) -> bool:
+def may_answer_signals(manifest: Manifest, *, is_learnt: bool = True) -> bool:
     """Not if all that it can do may change something outside: then its words alone must not choose it."""
-    return not manifest.capabilities or not all(map(may_change_something, manifest.capabilities))
+    return not manifest.capabilities or not all(
+        may_change_something(each, is_learnt=is_learnt) for each in manifest.capabilities
+    )
 
 
 def _iter_phrases(group: PhraseGroup, manifest: Manifest) -> Iterator[tuple[PhraseTable, str, float]]:

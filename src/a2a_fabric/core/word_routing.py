@@ -264,7 +264,7 @@ class WordRouter:
         if capability is None and is_best:
             try:
                 capability = choose_unnamed_capability(
-                    manifest.capabilities, Input(task=text[:MAX_TEXT])
+                    manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=True
                 ).capability.name
             except BadInput:
                 return None

@@ -97,10 +97,12 @@ def _contains_answer(result: Result) -> bool:
     return result.data == {ANSWER: text} or any(part.data == result.data for part in result.parts)
 
 
-def choose_capability(manifest: Manifest, requested_name: str | None, call_input: Input) -> CapabilityChoice:
+def choose_capability(
+    manifest: Manifest, requested_name: str | None, call_input: Input, *, is_learnt: bool
+) -> CapabilityChoice:
     """The named capability, else the one that the rule for all doors chooses. Raises CapabilityNotFound."""
     if requested_name is None:
-        return choose_unnamed_capability(manifest.capabilities, call_input)
+        return choose_unnamed_capability(manifest.capabilities, call_input, is_learnt=is_learnt)
     capability = manifest.find_capability(requested_name)
     if capability is None and not manifest.is_open_ended:
         raise CapabilityNotFound(manifest.agent_id, requested_name, [each.name for each in manifest.capabilities])

@@ -100,12 +100,15 @@ class Messages:
         signals: ConversationSignals,
         on_sent: Callable[[], None] = lambda: None,
         share: float = DEFAULT_SHARE,
+        is_learnt: Callable[[str], bool] = lambda agent_id: False,
     ) -> None:
+        """`is_learnt`: whether an agent said itself what it offers."""
         self.settings = settings
         self.jobs = jobs
         self._store = store
         self._senders = senders
         self._find_agent = find_agent
+        self._is_learnt = is_learnt
         self._signals = signals
         self._followers = FairLimit("followed conversations", settings.max_followers, share, retry_after=10.0)
         self._on_sent = on_sent  # called for each new message, for metrics
@@ -342,7 +345,8 @@ class Messages:
             raise AgentNotFound(draft.recipient.id)
         call_input = input_from_parts(draft.parts)
         check_attachments(call_input)
-        choice = choose_capability(manifest, draft.capability, call_input)
+        is_learnt = self._is_learnt(manifest.agent_id)
+        choice = choose_capability(manifest, draft.capability, call_input, is_learnt=is_learnt)
         timeout_ms = self.jobs.settings.clamp_timeout(draft.timeout_ms)
         call = Call(
             trace=trace,

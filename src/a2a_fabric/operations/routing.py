@@ -117,8 +117,10 @@ class RequestRouting:
         first_two = list(islice((each for each in agents if may_answer_unnamed(each, caller)), 2))
         if not first_two:
             raise BadInput("There is no agent that you may ask", field="agent")
-        if len(first_two) == 1 and may_answer_signals(first_two[0]):
-            return AgentChoice(manifest=first_two[0])
+        if len(first_two) == 1:
+            is_learnt = self._registry.catalog.is_discovered(first_two[0].agent_id)
+            if may_answer_signals(first_two[0], is_learnt=is_learnt):
+                return AgentChoice(manifest=first_two[0])
         destination = await self.resolve(principal, text, conversation_id)
         if destination.switch is not None and conversation_id is not None:
             agent_id = destination.route.agent_id
@@ -164,7 +166,9 @@ class RequestRouting:
 
     def route_to(self, manifest: Manifest, text: str, why: str, hits: Sequence[SearchHit] = ()) -> WordRoute:
         """The route to an agent that is chosen for another reason than its words. Raises BadInput."""
-        capability = choose_unnamed_capability(manifest.capabilities, Input(task=text[:MAX_TEXT])).capability.name
+        is_learnt = self._registry.catalog.is_discovered(manifest.agent_id)
+        choice = choose_unnamed_capability(manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=is_learnt)
+        capability = choice.capability.name
         chosen = RouteCandidate(agent_id=manifest.agent_id, capability=capability, score=0, why=(why,))
         others = (_candidate_from_hit(hit) for hit in hits if hit.manifest.agent_id != manifest.agent_id)
         return WordRoute(

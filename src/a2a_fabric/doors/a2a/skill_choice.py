@@ -86,8 +86,12 @@ def may_speak_a2a(manifest: Manifest) -> bool:
     return kind == "a2a" or (kind is None and str(manifest.endpoint.get("uri", "")).startswith("http"))
 
 
-def choose_capability(manifest: Manifest, user_message: UserMessage, *, passes_as_it_is: bool = False) -> MessageTarget:
-    """`passes_as_it_is`: an agent that chooses its skill itself; the capability is only for the call's own record.
+def choose_capability(
+    manifest: Manifest, user_message: UserMessage, *, is_learnt: bool, passes_as_it_is: bool = False
+) -> MessageTarget:
+    """`is_learnt`: the agent said itself what it offers.
+
+    `passes_as_it_is`: an agent that chooses its skill itself; the capability is only for the call's own record.
 
     Raises A2AProtocolError.
     """
@@ -101,7 +105,7 @@ def choose_capability(manifest: Manifest, user_message: UserMessage, *, passes_a
         else:
             message_input = _remove_skill_key(message_input, capability)
     if skill is None:
-        choice = choose_unnamed_capability(manifest.capabilities, message_input)
+        choice = choose_unnamed_capability(manifest.capabilities, message_input, is_learnt=is_learnt)
         capability, reason = choice.capability, choice.reason
     if capability is None:
         return MessageTarget(capability=str(skill), input=message_input)

@@ -120,7 +120,12 @@ class TaskCreator:
         context.extensions.check_required(agent, user_message.extensions)
         may_pass = may_speak_a2a(agent)
         chooses_itself = may_pass and named_skill is None and self._sees_all_skills(agent)
-        target = choose_capability(agent, user_message, passes_as_it_is=chooses_itself and agent.runtime == "a2a")
+        target = choose_capability(
+            agent,
+            user_message,
+            is_learnt=self._gateway.registry.catalog.is_discovered(agent.agent_id),
+            passes_as_it_is=chooses_itself and agent.runtime == "a2a",
+        )
         call = Call(
             trace=context.trace,
             auth=context.principal,

@@ -188,7 +188,8 @@ class AgentDirectory:
             reasons.append(agent_choice.reason)
         else:
             manifest = self.find_agent(agent_id, principal)
-        choice = choose_unnamed_capability(manifest.capabilities, call_input)
+        is_learnt = self._registry.catalog.is_discovered(manifest.agent_id)
+        choice = choose_unnamed_capability(manifest.capabilities, call_input, is_learnt=is_learnt)
         reasons.append(choice.reason)
         reason = " ".join(filter(None, reasons)) or None
         return ChosenTarget(agent_id=to_directory_id(manifest), action=choice.capability.name, reason=reason)

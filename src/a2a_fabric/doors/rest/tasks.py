@@ -111,7 +111,8 @@ class RestTasks:
         principal = context.principal
         manifest = self._registry.find_for(principal, body.agent_id)
         call_input = input_from_parts(parts_from_wire(body.parts), body.input)
-        choice = choose_capability(manifest, body.capability, _take_text(call_input))
+        is_learnt = self._registry.catalog.is_discovered(manifest.agent_id)
+        choice = choose_capability(manifest, body.capability, _take_text(call_input), is_learnt=is_learnt)
         name = choice.capability.name
         call_input = split_input(call_input, manifest.find_capability(name))
         check_attachments(call_input)
