@@ -84,7 +84,7 @@ def _find_only_fitting(ranked: Sequence[Capability], call_input: Input) -> Capab
 
 
 def may_change_something(capability: Capability, *, is_learnt: bool) -> bool:
-    """Whether it is declared to change something outside, or learnt, without a word of that, and takes typed arguments."""
+    """Whether it is declared to change something outside, or was learnt, does not say so, and takes typed arguments."""
     if capability.side_effects is not None or not is_learnt:
         return capability.side_effects == "writes"
     schema = capability.input_schema
