@@ -137,10 +137,11 @@ class RuntimeFactory:
         if manifest.runtime == GIT_RUNTIME and terms is None:
             return GitAgentRuntime(manifest, self._build_clone)
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
-        if IDENTITY_KEY in resolved.endpoint and terms is not None:
+        is_foreign = terms is not None or context is self._foreign_context
+        if IDENTITY_KEY in resolved.endpoint and is_foreign:
             raise BadInput("Only the operator's files can say what is signed for an agent (`identity`)")
         if isinstance(resolved.endpoint.get(TLS_KEY), dict):
-            if terms is not None or context is self._foreign_context:
+            if is_foreign:
                 raise BadInput("Only the operator's files can name certificates for an agent (`tls`)")
             resolved, context = self._prepare_tls(resolved, context)
         resolved, context = self._identity.prepare(resolved, context)

@@ -435,6 +435,20 @@ class TestAgents:
             assert reply["ok"] is False
             assert not (folder / "identity.key").exists()
 
+    async def test_a_card_of_somebody_else_cannot_say_what_is_signed_for_its_agent(self, folder: Path) -> None:
+        endpoint = {"uri": "http://127.0.0.1:9", "identity": {"audience": "bank"}}
+        manifest = {
+            "agent_id": "eve",
+            "runtime": "http",
+            "endpoint": endpoint,
+            "origin": {"location": "remote"},
+            "capabilities": [{"name": "x"}],
+        }
+        async with running(manifests=[manifest], config=self.config(), base=folder) as node:
+            reply = await node.ask("eve", "x")
+            assert reply["ok"] is False
+            assert "identity" in json.dumps(reply), reply
+
     async def test_arguments_without_a_canonical_form_are_refused_and_said_so(self, folder: Path) -> None:
         program = folder / "agent.py"
         program.write_text(PROGRAM)
