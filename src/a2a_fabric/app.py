@@ -481,6 +481,8 @@ class Fabric:
             return None
         if self._node_identity.is_signed(manifest) or TLS_KEY in manifest.endpoint:
             return None
+        if self._receipt_writer is not None:  # a receipt names the result
+            return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):
             owner = find_login_owner(principal)

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Input, Principal, Target
@@ -32,6 +35,8 @@ from a2a_fabric.identity.receipts import (
 )
 from a2a_fabric.identity.settings import ReceiptSettings
 from a2a_fabric.stores.sqlite import MemoryStore
+from tests.fixtures.mcp_servers import identified
+from tests.fixtures.mcp_servers.serving import serving as serving_mcp
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
@@ -104,6 +109,21 @@ class TestANode:
             await node.send("POST", "/a2a", json=task)
             receipts = await read_receipts(node, 2)
         assert {each["agent_id"] for each in receipts} == {"percy"}
+
+    async def test_a_call_at_the_agents_own_mcp_address_has_its_result_in_the_receipt(self, tmp_path: Path) -> None:
+        async with serving_mcp("stateless", make=identified.make) as served:
+            manifest = {"agent_id": "far", "runtime": "mcp", "endpoint": {"uri": served.url}}
+            async with running(manifests=[manifest], config=config(), base=tmp_path) as node:
+                headers = {"Authorization": f"Bearer {PSK}"}
+                async with (
+                    asyncio.timeout(WAIT_TIMEOUT),
+                    httpx2.AsyncClient(headers=headers, timeout=WAIT_TIMEOUT) as http,
+                    Client(streamable_http_client(f"{node.url}/agents/far/mcp", http_client=http)) as client,
+                ):
+                    await client.call_tool("show", {"name": "Bob"})
+                (receipt,) = await read_receipts(node, 1)
+        assert receipt["input"] == digest_json({"attachments": [], "context": {"name": "Bob"}, "task": ""})
+        assert receipt["output"] == digest_json({"parts": [], "result": {"answer": "None"}})
 
     @requirement("000-27")
     async def test_the_receipt_of_the_next_hop_names_the_one_before(self, tmp_path: Path) -> None:
