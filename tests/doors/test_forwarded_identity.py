@@ -435,7 +435,7 @@ class TestAgents:
             assert reply["ok"] is False
             assert not (folder / "identity.key").exists()
 
-    async def test_a_card_of_somebody_else_cannot_say_what_is_signed_for_its_agent(self, folder: Path) -> None:
+    async def test_a_card_from_another_site_cannot_say_what_is_signed_for_its_agent(self, folder: Path) -> None:
         endpoint = {"uri": "http://127.0.0.1:9", "identity": {"audience": "bank"}}
         manifest = {
             "agent_id": "eve",
