@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from a2a_fabric.core import Store, StoreError, StorePlugin
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.logins import LoginStore
+from a2a_fabric.core.receipts import ReceiptStore
 from a2a_fabric.core.stores import (
     Archive,
     ChangeNotices,
@@ -39,6 +40,7 @@ class TemporaryStore:
         self.messages: MessageStore = inner.messages
         self.logins: LoginStore = inner.logins
         self.keys: KeyStore = inner.keys
+        self.receipts: ReceiptStore = inner.receipts
         self.notices: ChangeNotices = inner.notices
         self.archive: Archive = inner.archive
 

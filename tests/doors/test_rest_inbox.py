@@ -53,7 +53,7 @@ async def test_a_message_is_queued_received_and_acknowledged(node: Node) -> None
         "correlation_id": "c-1",
     }
     sent = await ask(node, "send", given)
-    assert set(sent) == {"message_id", "status", "stream_id", "timestamp"}
+    assert set(sent) == {"message_id", "status", "stream_id", "timestamp", "note"}  # no such agent is listed
     assert sent["status"] == "queued"
     got = await ask(node, "receive", {"agent_id": agent, "block_ms": 0})
     assert (got["count"], got["agent_id"]) == (1, agent)

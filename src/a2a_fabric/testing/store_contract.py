@@ -670,10 +670,12 @@ class RegistrationStoreContract:
         assert (await store.messages.status(PERCY)).waiting == 0
         assert await store.messages.list_subscribers("news") == []
 
-    async def test_messages_to_an_id_that_was_never_held_wait_for_its_first_owner(self, store: Store) -> None:
+    async def test_the_first_owner_of_an_id_begins_with_an_empty_inbox_too(self, store: Store) -> None:
+        await store.messages.append(make_new_message("percy", text="to a mere name"))
         await store.messages.subscribe("news", PERCY)
         await store.registrations.register(make_manifest("percy"), BOB, reservation=LONG)
-        assert await store.messages.list_subscribers("news") == [PERCY]
+        assert (await store.messages.status(PERCY)).waiting == 0
+        assert await store.messages.list_subscribers("news") == []
 
     async def test_only_an_owner_s_latest_ids_are_reserved_so_no_owner_hoards_them(self, store: Store) -> None:
         for number in range(4):
