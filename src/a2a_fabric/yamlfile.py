@@ -42,7 +42,7 @@ class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # the base class is 
 
 
 @contextmanager
-def _pause_gc() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Loading a large file creates a million objects and no garbage; collections would take longer than loading."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -60,7 +60,7 @@ class YAMLFile:
         self.name = name
         self.text = text
         try:
-            with _pause_gc():
+            with pause_gc():
                 self.value: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  # a safe loader
         except yaml.YAMLError as exc:
             mark = getattr(exc, "problem_mark", None)

@@ -296,3 +296,19 @@ async def test_manifests_written_as_json_are_no_registry(tmp_path: Path) -> None
     assert not is_federation_source(path)
     path.write_text(json.dumps({"version": "3.0", "agents": {}}))
     assert is_federation_source(path)
+
+
+async def test_headers_go_to_the_host_of_the_card_only(tmp_path: Path, pages: Pages) -> None:
+    pages["/near.json"] = json.dumps(
+        {**GOOD, "name": "near", "invocation": {"type": "http", "url": f"{pages.url}/run"}}
+    )
+    pages["/thief.json"] = json.dumps({**GOOD, "name": "thief"})
+    locations = {
+        name: {"location": {"type": "remote", "url": f"{pages.url}/{name}.json", "headers": {"k": "env:KEY"}}}
+        for name in ("near", "thief")
+    }
+    (tmp_path / "registry.json").write_text(json.dumps({"version": "3.0", "agents": locations}))
+    source, agents = await load(tmp_path, allow=("127.0.0.1",))
+    assert set(agents) == {"near"}
+    assert agents["near"].endpoint["headers"] == {"k": "env:KEY"}
+    assert "headers are only sent to the host of the card" in str(source.problems)

@@ -59,7 +59,25 @@ async def test_an_agent_for_others_cannot_be_called_described_searched_or_guesse
         preview = {"agent_id": "basil", "capability": "parse-recipe"}
         planned = await node.operation("fabric.route.preview", preview, token=token)
         assert "selected_agent" not in str(planned)
+        routed = await node.operation("fabric.route", {"text": "cook this recipe for dinner"}, token=token)
+        assert "basil" not in str(routed)
+        asked = await node.operation("fabric.ask", {"text": "talk to basil"}, token=token)
+        assert "basil" not in str(asked).replace("talk to basil", "")
     assert (await node.send("GET", "/metrics", token=WORK_ONLY)).status == 403
+
+
+async def test_words_of_a_caller_for_whom_it_is_find_a_personal_agent(node: Node) -> None:
+    routed = await node.operation("fabric.route", {"text": "cook this recipe for dinner"})
+    assert routed["result"]["agent_id"] == "basil"
+
+
+async def test_only_the_operator_sees_folders_and_files_of_the_machine(node: Node, tmp_path: Path) -> None:
+    for agent_id in ("calendar", "wise"):
+        own = await node.operation("fabric.agent.describe", {"agent_id": agent_id})
+        assert str(tmp_path) in str(own)
+        other = await node.operation("fabric.agent.describe", {"agent_id": agent_id}, token=TEAM)
+        assert other["result"]["agent"]["origin"]["location"] in ("local", "git")
+        assert str(tmp_path) not in str(other)
 
 
 async def test_mcp_lists_and_calls_only_the_tools_of_agents_that_are_for_the_caller(node: Node) -> None:

@@ -510,7 +510,8 @@ def redact_endpoint(manifest: Manifest, principal: Principal) -> dict[str, Any]:
 def redact_origin(origin: AgentOrigin, principal: Principal) -> dict[str, Any]:
     """Where an agent comes from; folders and files of this machine are for the operator."""
     if not acts_as_operator(principal):
-        origin = msgspec.structs.replace(origin, registry="", folder="")
+        url = "" if origin.url.startswith("/") else origin.url  # a repository of this machine
+        origin = msgspec.structs.replace(origin, registry="", folder="", url=url)
     return dict(msgspec.to_builtins(origin))
 
 

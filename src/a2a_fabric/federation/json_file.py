@@ -11,7 +11,7 @@ from typing import Any
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.importing import jsonc
-from a2a_fabric.yamlfile import YAMLFile, YamlPath
+from a2a_fabric.yamlfile import YAMLFile, YamlPath, pause_gc
 
 MAX_CARD_BYTES = 1024 * 1024
 MAX_REGISTRY_BYTES = 64 * 1024 * 1024
@@ -28,7 +28,10 @@ class JSONFile(YAMLFile):
         self.name = name
         self.text = text.removeprefix("\ufeff")
         try:
-            self.value: Any = json.loads(self.text, object_pairs_hook=_build_object, parse_constant=_refuse_constant)
+            with pause_gc():
+                self.value: Any = json.loads(
+                    self.text, object_pairs_hook=_build_object, parse_constant=_refuse_constant
+                )
         except _DuplicateName as exc:
             line = _find_second_line(self.text, str(exc))
             raise ConfigError(f"{name}:{line}: '{exc}' is written twice") from exc

@@ -89,7 +89,8 @@ class RemoteLocation(
         ),
     ] = "card"
     headers: Annotated[
-        dict[str, str], Meta(description="Headers of each request; secrets as env:NAME, in the operator's files only.")
+        dict[str, str],
+        Meta(description="Headers of requests to the agent; secrets as env:NAME, in the operator's files only."),
     ] = {}
 
 

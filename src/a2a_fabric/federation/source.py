@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -220,26 +220,15 @@ class FederationSource:
         manifests: dict[str, Manifest] = {}
         gate = asyncio.Semaphore(_MAX_FETCHES)
         for document in documents:
-            local = {
-                name: entry
-                for name, entry in document.registry.agents.items()
-                if name not in manifests and not isinstance(entry.location, RemoteLocation)
-            }
-            manifests |= await asyncio.to_thread(self._read_entries, document, local, problems)
-            remote = {
-                name: entry
-                for name, entry in document.registry.agents.items()
-                if name not in manifests and isinstance(entry.location, RemoteLocation)
-            }
+            entries = {name: each for name, each in document.registry.agents.items() if name not in manifests}
+            fetched = {name: each for name, each in entries.items() if _is_card_at_url(each)}
+            others = {name: each for name, each in entries.items() if name not in fetched}
+            manifests |= await asyncio.to_thread(self._read_entries, document, others, problems)
             pairs = await asyncio.gather(
-                *(self._read_remote(document, *each, gate, problems) for each in remote.items())
+                *(self._fetch_entry(document, *each, gate, problems) for each in fetched.items())
             )
             manifests |= {name: manifest for name, manifest in pairs if manifest is not None}
-        blocks = [word_routing_from(document.registry) for document in documents]
-        merged = merge_word_routing(blocks)
-        index = {skill: agent for skill, agent in merged.skill_index.items() if agent in manifests}
-        from_cards = build_skill_index({name: [c.name for c in each.capabilities] for name, each in manifests.items()})
-        self._word_routing = replace(merged, skill_index={**from_cards, **index})
+        self._word_routing = await asyncio.to_thread(_build_word_routing, documents, manifests)
         return manifests
 
     async def _collect(self, place: str, problems: dict[str, str], file: JSONFile | None) -> list[Document]:
@@ -299,9 +288,11 @@ class FederationSource:
 
     def _read_entry(self, document: Document, name: str, entry: RegistryEntry) -> Manifest:
         """Raises ConfigError."""
-        location = entry.location
+        location, where = entry.location, ("agents", name, "location")
+        if isinstance(location, RemoteLocation):
+            _check_headers(document, name, location)
+            return apply_entry(_address_manifest(name, location, document), entry)
         if document.is_foreign:
-            where = ("agents", name, "location")
             raise document.file.error("a registry at a URL may only name remote agents", where)
         if isinstance(location, LocalLocation):
             manifest = self._read_local(document.folder / location.path, document.place)
@@ -309,11 +300,10 @@ class FederationSource:
                 card = document.folder / location.path / CARD_FILE
                 raise document.file.error(f"the card {card} names the agent '{manifest.agent_id}'", ("agents", name))
         else:
-            assert isinstance(location, GitLocation)  # noqa: S101  # remote ones are read elsewhere
-            manifest = self._read_git(document, name, entry, location)
+            manifest = self._read_git(document, name, location)
         return apply_entry(manifest, entry)
 
-    def _read_git(self, document: Document, name: str, entry: RegistryEntry, location: GitLocation) -> Manifest:
+    def _read_git(self, document: Document, name: str, location: GitLocation) -> Manifest:
         """As the clone's card says, if it was cloned; else as the registry says. Raises ConfigError."""
         try:
             manifest = git_manifest(name, location, document.folder, document.place, self._settings.git)
@@ -323,25 +313,19 @@ class FederationSource:
         self._stamps[checkout.link] = _read_stamp(checkout.link)
         return checkout.complete(manifest)
 
-    async def _read_remote(
+    async def _fetch_entry(
         self, document: Document, name: str, entry: RegistryEntry, gate: asyncio.Semaphore, problems: dict[str, str]
     ) -> tuple[str, Manifest | None]:
         location = entry.location
         assert isinstance(location, RemoteLocation)  # noqa: S101
+        self._has_addresses = True
         try:
-            if document.is_foreign and [*find_secret_references(location.headers)]:
-                raise document.file.error(
-                    "a registry at a URL cannot refer to this node's environment", ("agents", name, "location")
-                )
-            if location.kind == "card":
-                self._has_addresses = True
-                async with gate:
-                    file = await self._fetch(location.url, MAX_CARD_BYTES)
-                manifest = manifest_from_address(file, location.url, document.place, location.headers)
-                if manifest.agent_id != name:
-                    raise file.error(f"the registry calls this agent '{name}'", ("name",))
-            else:
-                manifest = _address_manifest(name, location, document)
+            _check_headers(document, name, location)
+            async with gate:
+                file = await self._fetch(location.url, MAX_CARD_BYTES)
+            manifest = manifest_from_address(file, location.url, document.place, location.headers)
+            if manifest.agent_id != name:
+                raise file.error(f"the registry calls this agent '{name}'", ("name",))
         except ConfigError as error:
             problems[f"{document.place}: {name}"] = error.message
             return name, self._known.get(name)
@@ -397,8 +381,31 @@ def manifest_from_address(file: JSONFile, url: str, registry: str, headers: Mapp
     manifest = manifest_from_card(card, "", origin)
     check_schemas(manifest, file)
     if headers:
+        if urlsplit(invocation.url or "").netloc != urlsplit(url).netloc:  # they may be secrets, meant for that host
+            raise file.error(
+                "headers are only sent to the host of the card, and this is another", ("invocation", "url")
+            )
         manifest = replace(manifest, endpoint={**manifest.endpoint, "headers": dict(headers)})
     return manifest
+
+
+def _is_card_at_url(entry: RegistryEntry) -> bool:
+    return isinstance(entry.location, RemoteLocation) and entry.location.kind == "card"
+
+
+def _check_headers(document: Document, name: str, location: RemoteLocation) -> None:
+    """Raises ConfigError."""
+    if document.is_foreign and [*find_secret_references(location.headers)]:
+        where = ("agents", name, "location")
+        raise document.file.error("a registry at a URL cannot refer to this node's environment", where)
+
+
+def _build_word_routing(documents: Iterable[Document], manifests: Mapping[str, Manifest]) -> WordRouting:
+    """As the registries say; skills that no index names are those of the cards."""
+    merged = merge_word_routing(word_routing_from(document.registry) for document in documents)
+    index = {skill: agent for skill, agent in merged.skill_index.items() if agent in manifests}
+    from_cards = build_skill_index({name: [c.name for c in each.capabilities] for name, each in manifests.items()})
+    return replace(merged, skill_index={**from_cards, **index})
 
 
 def _address_manifest(name: str, location: RemoteLocation, document: Document) -> Manifest:
