@@ -36,6 +36,7 @@ from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.federation.source import FederationSource
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.door_entry import DoorEntry
+from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.identity.shared_keys import StoredKeysFollower
 from a2a_fabric.jobs.jobs import JobDependencies, Jobs
@@ -210,6 +211,7 @@ class Fabric:
         self._subscriptions = FairLimit(
             "subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0
         )
+        self._failed_attempts = FailedAttempts(limits.failed_attempts_per_minute)
         self._message_signals = ConversationSignals()
         self.jobs = self._build_jobs(stack)
         self.logins.add_login_listener(self.jobs.resume_after_login)
@@ -349,6 +351,10 @@ class Fabric:
         register("limits.streams", lambda config: partial(self._streams.resize, config.limits.streams))
         register(
             "limits.subscriptions", lambda config: partial(self._subscriptions.resize, config.limits.subscriptions)
+        )
+        register(
+            "limits.failed_attempts_per_minute",
+            lambda config: partial(self._failed_attempts.set_rate, config.limits.failed_attempts_per_minute),
         )
         register(
             "limits.calls_per_minute", lambda config: partial(self._call_rate.set_rate, config.limits.calls_per_minute)
@@ -658,12 +664,14 @@ class Fabric:
             identify=entry.identify,
             narrow_to_views=entry.narrow,
             verify_credentials=self._identify.verify_token,
+            add_credentials=self._identify.add_credentials,
             issuers=list_token_issuers(self.config),
             log=self.telemetry.log_request,
             acquire_stream=self._open_stream,
             release_stream=self._close_stream,
             streams=self._streams,
             subscriptions=self._subscriptions,
+            failed_attempts=self._failed_attempts,
             caller_share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.render_exposition if self.config.metrics else None,

@@ -130,6 +130,14 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Calls per minute of each caller. A job counts when it is accepted. Unset: no limit."),
     ] = None
+    failed_attempts_per_minute: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Requests with wrong credentials per minute and address that are refused at once. Further "
+            "refusals are delayed by up to 5 seconds. Valid credentials are never delayed.",
+        ),
+    ] = 120
     streams: Annotated[
         int,
         Meta(

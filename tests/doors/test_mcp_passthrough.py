@@ -13,6 +13,7 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from a2a_fabric.core.propagation import MANDATE_META_KEY, PASSPORT_META_KEY
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.forked.commands import forked_command
 from tests.fixtures.mcp_client import MODES, client, words
@@ -345,3 +346,13 @@ async def test_a_program_that_ends_in_mid_call_ends_the_call_and_the_session(pip
             return (await piped.send("POST", PATH, json=ping, headers=session.headers)).status == 404
 
         await eventually(is_over)
+
+
+@eras
+async def test_credentials_in_meta_are_refused_because_the_agent_would_get_them(node: Node, mode: str) -> None:
+    async with on(node, mode) as connected:
+        for key in (PASSPORT_META_KEY, MANDATE_META_KEY):
+            with pytest.raises(MCPError, match="X-Agent-Passport"):
+                await connected.call_tool("test_simple_text", {}, meta={key: "{}"})
+            with pytest.raises(MCPError, match="X-Agent-Passport"):
+                await connected.list_tools(meta={key: "{}"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import websockets
 from a2a.types import a2a_pb2, a2a_pb2_grpc
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AuthInvalid
+from a2a_fabric.core.propagation import MANDATE_META_KEY, PASSPORT_META_KEY, new_id
 from a2a_fabric.identity.mandates import issue_mandate, narrow_mandate, split_mandate
 from a2a_fabric.identity.passports import PASSPORT_HEADER, format_time, issue_passport
 from a2a_fabric.identity.revocations import add_revocation
@@ -430,3 +432,99 @@ class TestEveryDoor:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await service.SendMessage(request, metadata=wrong, timeout=WAIT_TIMEOUT)
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def is_refused(call: Awaitable[Any]) -> bool:
+    """By an error, or by a result that a model can read."""
+    try:
+        return bool((await call).is_error)
+    except MCPError:
+        return True
+
+
+def in_metadata(kind: str, **more: Any) -> dict[str, Any]:
+    """The credentials of one message, as its metadata has them."""
+    if kind == "passport":
+        return {PASSPORT_META_KEY: json.loads(passport(**more)[PASSPORT_HEADER])}
+    return {MANDATE_META_KEY: mandate(**more)}
+
+
+@requirement("001-25")
+@pytest.mark.parametrize("kind", ["passport", "mandate"])
+class TestMessagesWithCredentials:
+    """A passport or a mandate in the metadata of a message, beside the credentials of the connection."""
+
+    @pytest.mark.parametrize("mode", ["auto", "legacy"])
+    async def test_mcp_meta(self, node: Node, kind: str, mode: str) -> None:
+        async with (
+            asyncio.timeout(WAIT_TIMEOUT),
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {NARROW_KEY}"}, timeout=WAIT_TIMEOUT) as http,
+            Client(streamable_http_client(f"{node.url}/mcp", http_client=http), mode=mode) as client,
+        ):
+            for _ in range(2):  # the second call could take the fast path
+                plain = await client.call_tool("wilma_greet", {"task": "you"})
+                assert plain.is_error is False
+                result = await client.call_tool("percy_greet", {"task": "you"}, meta=in_metadata(kind))  # type: ignore[arg-type]
+                assert result.structured_content["auth"]["principal_id"] == "corp:alice"
+            for name in ("wilma_greet", "percy_think"):  # what the passport, and what the key does not allow
+                assert await is_refused(client.call_tool(name, {"task": "you"}, meta=in_metadata(kind)))  # type: ignore[arg-type]
+            for wrong in ({PASSPORT_META_KEY: "nonsense"}, {MANDATE_META_KEY: NARROW_KEY}, {PASSPORT_META_KEY: 3}):
+                with pytest.raises(MCPError):
+                    await client.call_tool("percy_greet", {"task": "you"}, meta=wrong)  # type: ignore[arg-type]
+
+    async def test_mcp_over_a_socket(self, node: Node, kind: str) -> None:
+        url = node.url.replace("http", "ws", 1) + "/mcp/ws"
+        headers = {"Authorization": f"Bearer {NARROW_KEY}"}
+        async with (
+            asyncio.timeout(WAIT_TIMEOUT),
+            websockets.connect(url, additional_headers=headers, subprotocols=["mcp"]) as socket,  # type: ignore[list-item]
+        ):
+
+            async def ask(method: str, **params: Any) -> Any:
+                await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))
+                return json.loads(await socket.recv())
+
+            about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+            await ask("initialize", **about)
+            await socket.send(json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}))
+            call = {"name": "percy_greet", "arguments": {"task": "you"}}
+            answer = await ask("tools/call", **call, _meta=in_metadata(kind))
+            assert answer["result"]["structuredContent"]["auth"]["principal_id"] == "corp:alice"
+            answer = await ask("tools/call", **call)  # it counted for that message only
+            assert answer["result"]["structuredContent"]["auth"]["principal_id"] == "reader"
+            answer = await ask("tools/call", **call, _meta={PASSPORT_META_KEY: "{}"})
+            assert answer["error"]["data"]["error_code"] == "AUTH_INVALID"
+
+    @pytest.mark.parametrize("place", ["message", "request"])
+    async def test_a2a_metadata(self, node: Node, kind: str, place: str) -> None:
+        async def send(metadata: dict[str, Any], token: str = NARROW_KEY, agent: str = "percy") -> Any:
+            message = {"messageId": new_id(), "role": "ROLE_USER", "parts": [{"text": "you"}]}
+            body: dict[str, Any] = {"message": {**message, "metadata": {"skill": "greet"}}}
+            if place == "message":
+                body["message"]["metadata"] |= metadata
+            else:
+                body["metadata"] = metadata
+            headers = {"A2A-Version": "1.0"}
+            return await node.send("POST", f"/agents/{agent}/message:send", token=token, headers=headers, json=body)
+
+        reply = await send(in_metadata(kind))
+        assert b"corp:alice" in reply.body, reply.body
+        assert b"corp:alice" not in (await send({})).body
+        assert (await send(in_metadata(kind), agent="wilma")).status in (403, 404)
+        assert (await send({PASSPORT_META_KEY: {}})).status == 401
+        both = {**in_metadata("passport"), **in_metadata("mandate", principal="bob")}
+        assert (await send(both)).status == 401  # they disagree
+        secret = in_metadata(kind)[PASSPORT_META_KEY if kind == "passport" else MANDATE_META_KEY]
+        assert (secret["signature"] if kind == "passport" else secret) not in str(reply.json.get("history", ""))
+
+    async def test_a2a_metadata_over_grpc(self, node: Node, kind: str) -> None:
+        path = "/agents/percy/.well-known/agent-card.json"
+        card = (await node.send("GET", path, token=NARROW_KEY)).json
+        place = next(each for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC")
+        message = a2a_pb2.Message(message_id=new_id(), role="ROLE_USER", parts=[a2a_pb2.Part(text="you")])
+        request = a2a_pb2.SendMessageRequest(message=message, tenant="percy")
+        request.message.metadata.update({"skill": "greet", **in_metadata(kind)})
+        async with grpc.aio.insecure_channel(place["url"].removeprefix("http://")) as channel:
+            service = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]
+            metadata = (("authorization", f"Bearer {NARROW_KEY}"),)
+            assert "corp:alice" in str(await service.SendMessage(request, metadata=metadata, timeout=WAIT_TIMEOUT))

@@ -138,6 +138,8 @@ MAX_HOPS = 8
 DELEGATION_HEADER = "x-fabric-delegation"  # in HTTP headers and gRPC metadata
 DELEGATION_HEADER_BYTES = DELEGATION_HEADER.encode()
 DELEGATION_META_KEY = "a2a-fabric/delegation_chain"  # in the metadata of A2A, MCP and the Agent Client Protocol
+PASSPORT_META_KEY = "a2a-fabric/passport"  # credentials of one message, in the metadata of A2A and MCP
+MANDATE_META_KEY = "a2a-fabric/mandate"
 DELEGATION_VARIABLE = "FABRIC_DELEGATION_CHAIN"  # in the environment of a program, written as in the header
 
 _MAX_ENTRIES = 64  # entries; a longer chain is refused

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.identity.failed_attempts import FailedAttempts
+from a2a_fabric.identity.resolver import Credentials, MessageCredential
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import Messages
@@ -105,6 +106,8 @@ class DoorContext:
     identify: Callable[[Credentials], Principal]
     narrow_to_views: Callable[[Principal, Credentials], Principal]  # for callers that a door admits itself
     verify_credentials: Callable[[Credentials], Awaitable[None]]
+    # The caller of a message with passports or mandates of its own; raises FabricError.
+    add_credentials: Callable[[Principal, Iterable[MessageCredential]], Awaitable[Principal]]
     jobs: Jobs
     messages: Messages
     inboxes: Inboxes
@@ -113,6 +116,7 @@ class DoorContext:
     release_stream: Callable[[str | None], None]
     streams: FairLimit  # the limit that the two functions above count
     subscriptions: FairLimit
+    failed_attempts: FailedAttempts
     caller_share: float = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], Awaitable[bytes]] | None = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET
 
 from a2a_fabric.core.agent import TRUST_RANK
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthInvalid, BadInput, FabricError, Forbidden, OutOfScope, Unauthenticated
 from a2a_fabric.core.policy import has_no_rights, is_limited, is_loopback
 from a2a_fabric.core.view import View
@@ -18,6 +18,7 @@ from a2a_fabric.identity.peer import NO_PEER, Peer
 from a2a_fabric.identity.shared_keys import SharedKeys
 
 _SCHEMES = ("bearer", "apikey")
+_SENDER_MODES = ("psk", "none")  # they say who sends a request, not for whom
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +71,18 @@ def _is_local_name(name: str) -> bool:
 
 
 def combine_credentials(token: Principal, passport: Principal) -> Principal:
-    """The holder of the passport, with what both credentials allow.
+    """The holder of the passport or mandate, with what both credentials allow.
 
-    A token names a principal, which must be that of the passport. A key says only who sends the request, so its holder
-    may send it for any principal who gave it a passport. Raises AuthInvalid.
+    A token names a principal, which must be that of the passport. A key, or a connection without credentials, says only
+    who sends the request, so its holder may send it for any principal who gave it a passport. Raises AuthInvalid.
     """
-    if token.mode != "psk" and token.principal_id != passport.principal_id:
+    if token.mode not in _SENDER_MODES and token.principal_id != passport.principal_id:
         raise AuthInvalid(
-            f"The token belongs to '{token.principal_id}', the passport to '{passport.principal_id}'. "
+            f"The credentials belong to '{token.principal_id}', the {passport.mode} to '{passport.principal_id}'. "
             "Send only one of them, or two of the same principal"
         )
-    limits = tuple(scopes for scopes in (token.scp, token.cap) if scopes is not None)
+    given = (token.scp, token.cap, *(token.narrowed_by or ()), *(passport.narrowed_by or ()))
+    limits = tuple(scopes for scopes in given if scopes is not None)
     views = {view.name: view for view in (*(token.views or ()), *(passport.views or ()))}
     return msgspec.structs.replace(
         passport,
@@ -90,10 +92,12 @@ def combine_credentials(token: Principal, passport: Principal) -> Principal:
     )
 
 
+_NO_ISSUER = "This node trusts no issuer of passports (`auth.issuers`)"
 _MAX_CACHED = 10_000
 _MAX_CACHED_HEADER = 1024  # characters; a caller may write its key in many ways, with any number of spaces before it
 _MAX_VIEWS = 8  # that one request names
 
+MessageCredential = tuple[Literal["passport", "mandate"], Any]  # its kind, and the text or object that was sent
 CountOutcome = Callable[[str, str], None]
 
 
@@ -194,6 +198,38 @@ class Resolver:
         if key is not None and key.expires_at is None:
             self._cache[header] = principal
 
+    async def add_credentials(self, principal: Principal, credentials: Iterable[MessageCredential]) -> Principal:
+        """The caller of a message that has passports or mandates in its metadata: with no more than `principal`, who
+        sent the message, may do. Raises as `__call__`, and AuthInvalid if the credentials disagree.
+        """
+        kind: AuthMode = principal.mode
+        try:
+            for kind, text in credentials:
+                principal = combine_credentials(principal, await self._find_holder(kind, text))
+            if has_no_rights(principal):
+                raise OutOfScope("These credentials have no scopes on this node, so they may do nothing here")
+        except FabricError:
+            self._count_outcome(kind, "denied")
+            raise
+        self._count_outcome(principal.mode, "success")
+        return principal
+
+    async def _find_holder(self, kind: AuthMode, text: Any) -> Principal:
+        if isinstance(text, dict):
+            text = msgspec.json.encode(text).decode()
+        if not isinstance(text, str):
+            raise AuthInvalid("A passport in metadata is an object or a text, a mandate is a text")
+        if self._tokens is None:
+            raise AuthInvalid(_NO_ISSUER)
+        if not self._tokens.is_fresh(text):
+            await self._tokens.verify(text)
+        if kind == "passport":
+            return self._tokens.get_passport_principal(text)
+        holder = self._tokens.get_principal(text)
+        if holder.mode != "mandate":
+            raise AuthInvalid("The token is not a mandate")
+        return holder
+
     async def verify_token(self, credentials: Credentials) -> None:
         """Verify a token ahead of `__call__`, which then only looks up the outcome."""
         if self._tokens is None:
@@ -220,7 +256,7 @@ class Resolver:
         if credentials.passport is None:
             return self._resolve_tokens(credentials)
         if self._tokens is None:
-            raise AuthInvalid("This node trusts no issuer of passports (`auth.issuers`)")
+            raise AuthInvalid(_NO_ISSUER)
         holder = self._tokens.get_passport_principal(credentials.passport)
         if credentials.authorization is None and credentials.api_key is None:
             return holder

@@ -51,6 +51,7 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
         task_listing=TaskListing(jobs),
         cards=CardCache(gateway, card_options, grpc_address, _load_signer(settings)),
         push_configs=push,
+        add_credentials=context.add_credentials,
     )
     state = A2ADoorState(context, operations, settings)
     return Door(routes=[A2ARoute(http_endpoint(state))], lifetime=_run_lifetime(state, push, grpc_address))

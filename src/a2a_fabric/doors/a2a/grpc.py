@@ -55,6 +55,7 @@ from a2a_fabric.doors.a2a.operations import A2ADoorState
 from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
 from a2a_fabric.doors.context import TLSFiles, read_versions
 from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.peer import NO_PEER, Peer, PeerCertificate
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AVersion, restore_integers
@@ -469,7 +470,20 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         return await continuation(details)
 
 
-class GrpcService10(GrpcHandler):
+class _SlowRefusals:
+    failed_attempts: FailedAttempts
+
+    async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
+        await self.failed_attempts.delay(error, _address_from_peer(context.peer()))
+        await _abort_with_sdk_error(error, context)
+
+
+def _address_from_peer(peer: str) -> str:
+    """127.0.0.1 of `ipv4:127.0.0.1:5000`, ::1 of `ipv6:%5B::1%5D:5000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+class GrpcService10(_SlowRefusals, GrpcHandler):
     """The service of A2A 1.0."""
 
     def _build_call_context(self, context: grpc.aio.ServicerContext, request: Any) -> ServerCallContext:
@@ -481,15 +495,9 @@ class GrpcService10(GrpcHandler):
                 raise SdkProtocolError(protocol_error) from protocol_error
         return call_context
 
-    async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
-        await _abort_with_sdk_error(error, context)
 
-
-class GrpcService03(CompatGrpcHandler):
+class GrpcService03(_SlowRefusals, CompatGrpcHandler):
     """The service of A2A 0.3."""
-
-    async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
-        await _abort_with_sdk_error(error, context)
 
 
 @asynccontextmanager
@@ -510,9 +518,11 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
     handler = SdkRequestHandler(state)
     service = GrpcService10(handler, _CallContextBuilder(state, "1.0"))
+    service.failed_attempts = state.context.failed_attempts
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     if "0.3" in state.versions:
         service_0_3 = GrpcService03(handler, _CallContextBuilder(state, "0.3"))
+        service_0_3.failed_attempts = state.context.failed_attempts
         a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(service_0_3, server)  # type: ignore[no-untyped-call]  # generated
     try:
         port = (

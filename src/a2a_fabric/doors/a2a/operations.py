@@ -4,7 +4,7 @@ JSON-RPC, HTTP+JSON and gRPC differ only in where the parameters are. `A2ADoorSt
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.job import Job
 from a2a_fabric.core.limits import FairLimit
@@ -32,13 +33,14 @@ from a2a_fabric.doors.a2a.requests import (
     parse_params,
     parse_push_config,
     parse_user_message,
+    take_credentials,
 )
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskListing
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, RequestHead, base_url_for
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.identity.resolver import Credentials, MessageCredential
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask, A2AVersion
 from a2a_fabric.protocols.a2a.render import RENDERERS
 
@@ -56,6 +58,7 @@ class A2AOperations:
     task_listing: TaskListing
     cards: CardCache
     push_configs: A2APushConfigs
+    add_credentials: Callable[[Principal, Iterable[MessageCredential]], Awaitable[Principal]]
 
     def list_plain_operations(self) -> Mapping[str, A2AOperation]:
         """The operations with a single reply."""
@@ -75,21 +78,31 @@ class A2AOperations:
         return {"SendStreamingMessage": self.send_streaming_message, "SubscribeToTask": self.subscribe_to_task}
 
     async def send_message(self, raw_params: JsonObject, context: A2ARequestContext) -> JsonObject:
-        reply = await self.answer_message(parse_user_message(raw_params, context.dialect), context)
+        reply = await self._answer_message(*await self._read_message(raw_params, context))
         return RENDERERS[context.dialect].render_response(reply)
 
-    async def answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
-        context = await self.await_skills(self._resolve_tenant(context, user_message.tenant))
+    async def _answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         if self.direct_replies.accepts(user_message):
             return await self.direct_replies.answer(user_message, context)
         job = await self._start_job(user_message, context)
         return await self.tasks.render_outcome(job, user_message, context)
 
     async def send_streaming_message(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
-        user_message = parse_user_message(raw_params, context.dialect)
-        context = await self.await_skills(self._resolve_tenant(context, user_message.tenant))
+        user_message, context = await self._read_message(raw_params, context)
         job = await self._start_job(user_message, context)
         return self.tasks.stream_updates(job, context, None, user_message.history_length)
+
+    async def _read_message(
+        self, raw_params: JsonObject, context: A2ARequestContext
+    ) -> tuple[UserMessage, A2ARequestContext]:
+        """The message, and the context with its agent and with the caller that the message names."""
+        params, credentials = take_credentials(raw_params)
+        user_message = parse_user_message(params, context.dialect)
+        if credentials:
+            context = replace(context, principal=await self.add_credentials(context.principal, credentials))
+            if context.agent is not None:
+                context = self.attach_agent(context.agent.agent_id, context)
+        return user_message, await self.await_skills(self._resolve_tenant(context, user_message.tenant))
 
     async def _start_job(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
         """The job of a message, with the push configuration that came with it."""

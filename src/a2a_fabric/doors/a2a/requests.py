@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,9 +26,10 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.job import JOB_STATES, JobState, states_from_word
-from a2a_fabric.core.propagation import Trace
+from a2a_fabric.core.propagation import MANDATE_META_KEY, PASSPORT_META_KEY, Trace
 from a2a_fabric.core.result import Part
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
+from a2a_fabric.identity.resolver import MessageCredential
 from a2a_fabric.protocols.a2a.models import A2APushConfig, A2AVersion, Dialect, WirePart, parse_part
 
 VERSION_HEADER = b"a2a-version"
@@ -383,6 +384,33 @@ def _convert(params: Any, kind: type[S]) -> S:
         text = str(exc)
         field = text.partition(" - at `$")[2].removeprefix(".").removesuffix("`")
         raise invalid_params_error(f"Invalid params: {text}"[:300], field or None) from exc
+
+
+_CREDENTIAL_KEYS: dict[str, Literal["passport", "mandate"]] = {
+    PASSPORT_META_KEY: "passport",
+    MANDATE_META_KEY: "mandate",
+}
+_METADATA_PATHS = ("message", "request", "")  # "": that of the request itself
+
+
+def take_credentials(params: Any) -> tuple[Any, list[MessageCredential]]:
+    """The parameters without the passports and mandates in the metadata of message and request, and these.
+
+    They are for this node; the agent must not get them.
+    """
+    credentials: list[MessageCredential] = []
+    for path in _METADATA_PATHS if isinstance(params, dict) else ():
+        holder = params.get(path) if path else params
+        metadata = holder.get("metadata") if isinstance(holder, dict) else None
+        if not isinstance(metadata, dict) or metadata.keys().isdisjoint(_CREDENTIAL_KEYS):
+            continue
+        credentials += (
+            (kind, metadata[key]) for key, kind in _CREDENTIAL_KEYS.items() if metadata.get(key) is not None
+        )
+        rest = {name: value for name, value in metadata.items() if name not in _CREDENTIAL_KEYS}
+        cleaned = {**holder, "metadata": rest}
+        params = {**params, path: cleaned} if path else cleaned
+    return params, credentials
 
 
 def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:

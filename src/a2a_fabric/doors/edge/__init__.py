@@ -22,6 +22,7 @@ from a2a_fabric.doors.edge.cycle import UnsupportedContentType as UnsupportedCon
 from a2a_fabric.doors.edge.cycle import accepts_events as accepts_events
 from a2a_fabric.doors.edge.cycle import bad_input_from as bad_input_from
 from a2a_fabric.doors.edge.cycle import build_error_headers as build_error_headers
+from a2a_fabric.doors.edge.cycle import client_address as client_address
 from a2a_fabric.doors.edge.cycle import compute_etag as compute_etag
 from a2a_fabric.doors.edge.cycle import encode_event as encode_event
 from a2a_fabric.doors.edge.cycle import find_http_status as find_http_status

@@ -149,6 +149,12 @@ async def send_reply(
     await send({"type": "http.response.body", "body": body if has_body else b""})
 
 
+def client_address(scope: Any) -> str:
+    """The address from which the request came: that of the client, or of the last proxy."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
 async def reject_handshake(send: Send, status: int, body: bytes, headers: HeaderList) -> None:
     """Refuse to open a WebSocket, with an HTTP reply."""
     content_headers = [(b"content-type", JSON_MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
@@ -527,6 +533,8 @@ class RequestCycle(ABC):
         reply = self.render_error(error)
         if not self.has_replied:
             self.has_replied = True
+            if reply.status == 401:
+                await self.edge.context.failed_attempts.delay(error, client_address(self.scope))
             error_headers = build_error_headers(error, reply.status, ", ".join(self.allowed_methods))
             await send_reply(self._send, reply.status, reply.body, [*self.build_headers(), *error_headers])
         if not (isinstance(error, FabricError) and error.is_logged):

@@ -20,7 +20,13 @@ from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import MaybeChain, Trace, current_trace, new_trace
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import JSON_TOO_DEEP, build_error_headers, head_from_scope, reject_handshake
+from a2a_fabric.doors.edge import (
+    JSON_TOO_DEEP,
+    build_error_headers,
+    client_address,
+    head_from_scope,
+    reject_handshake,
+)
 from a2a_fabric.doors.fabric.http import (
     FabricSocketRequest,
     build_event_body,
@@ -50,6 +56,7 @@ class FabricWebSocketEndpoint:
         except FabricError as error:
             trace, status = head.trace or new_trace(), find_envelope_status(error)
             headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
+            await self._context.failed_attempts.delay(error, client_address(scope))
             await reject_handshake(send, status, encode_error(error, trace, "object"), headers)
             self._context.log(trace, "websocket", code=error.code, message=error.message, seconds=0.0, status=status)
             return

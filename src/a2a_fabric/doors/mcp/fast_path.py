@@ -24,7 +24,7 @@ from msgspec import UNSET, Raw, field
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import FabricError, OutOfScope
 from a2a_fabric.core.limits import SHALLOW, is_too_deep
-from a2a_fabric.core.propagation import DELEGATION_META_KEY, Trace
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, MANDATE_META_KEY, PASSPORT_META_KEY, Trace
 from a2a_fabric.core.result import Event, Questions
 from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import DoorContext, Send
@@ -71,6 +71,8 @@ class StatelessMeta(msgspec.Struct):
     progress_token: str | int | None = field(name="progressToken", default=None)
     traceparent: str | None = None
     delegation_chain: tuple[str, ...] | None = field(name=DELEGATION_META_KEY, default=None)
+    passport: Raw | None = field(name=PASSPORT_META_KEY, default=None)
+    mandate: Raw | None = field(name=MANDATE_META_KEY, default=None)
 
     @property
     def envelope(self) -> bytes:
@@ -90,6 +92,13 @@ class HandshakeMeta(msgspec.Struct, frozen=True):
     traceparent: str | None = None
     delegation_chain: tuple[str, ...] | None = field(name=DELEGATION_META_KEY, default=None)
     progress_token: Raw = field(name="progressToken", default=Raw(b""))
+    passport: Raw | None = field(name=PASSPORT_META_KEY, default=None)
+    mandate: Raw | None = field(name=MANDATE_META_KEY, default=None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message has no token for progress, and no credentials of its own."""
+        return not self.progress_token and self.passport is None and self.mandate is None
 
 
 class HandshakeCallParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -191,8 +200,11 @@ class FastPath:
                 is_plain = self._is_plain_call(params, _find_tool_name(head, scope))
             elif method == "tools/list":
                 params = self._list_decoder.decode(message.params)
-                is_plain = params.meta.version == STATELESS_VERSION and _has_plain_headers(
-                    scope["headers"], head, _LIST_HEADERS
+                is_plain = (
+                    params.meta.version == STATELESS_VERSION
+                    and params.meta.passport is None
+                    and params.meta.mandate is None
+                    and _has_plain_headers(scope["headers"], head, _LIST_HEADERS)
                 )
             else:
                 return None
@@ -204,6 +216,8 @@ class FastPath:
         if (
             params.name != name
             or params.meta.version != STATELESS_VERSION
+            or params.meta.passport is not None
+            or params.meta.mandate is not None
             or not self._catalog.has_no_header_params(name)
         ):
             return False
@@ -226,7 +240,7 @@ class FastPath:
         try:
             if message.method == "tools/list":
                 list_params = self._session_list_decoder.decode(message.params or b"{}")
-                return list_params if not list_params.meta.progress_token and fits_both(head) else None
+                return list_params if list_params.meta.is_plain and fits_both(head) else None
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
@@ -376,7 +390,7 @@ def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit 
 
 
 def _is_plain_session_call(params: HandshakeCallParams) -> bool:
-    return not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
+    return params.meta.is_plain and bytes(params.arguments)[:1] == b"{"
 
 
 def _accepts_tasks(meta: StatelessMeta) -> bool:

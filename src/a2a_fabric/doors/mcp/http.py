@@ -27,6 +27,7 @@ from a2a_fabric.doors.edge import (
     Shortcut,
     UnsupportedContentType,
     build_error_headers,
+    client_address,
     head_from_scope,
     may_be_json,
     reject_handshake,
@@ -394,6 +395,7 @@ class McpWebSocketEndpoint:
         except FabricError as error:
             trace, status = head.trace or new_trace(), http_status_of(error)
             headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
+            await self._context.failed_attempts.delay(error, client_address(scope))
             await reject_handshake(send, status, msgspec.json.encode(to_error_body(error, trace)), headers)
             self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=status)
             return

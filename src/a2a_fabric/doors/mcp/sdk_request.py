@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, get_args
 
 import anyio
@@ -52,8 +53,14 @@ SdkContext = ServerRequestContext[Any, Any]
 _ASKABLE = {"elicitation", "roots", "sampling"}
 
 
+# Set while a message with a passport or a mandate of its own is handled.
+delegated_context: ContextVar[McpRequestContext | None] = ContextVar("mcp_delegated_context", default=None)
+
+
 def get_request_context(ctx: SdkContext) -> McpRequestContext:
     """HTTP requests carry the context in their scope, text sessions with each message."""
+    if (own := delegated_context.get()) is not None:
+        return own
     request = ctx.request
     request_context = request.scope[REQUEST_CONTEXT_KEY] if isinstance(request, WebRequest) else request
     assert isinstance(request_context, McpRequestContext)  # noqa: S101  # every way in sets it

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from pydantic import ValidationError
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.logins import find_login_owner
-from a2a_fabric.core.propagation import DELEGATION_META_KEY, current_trace
+from a2a_fabric.core.propagation import DELEGATION_META_KEY, MANDATE_META_KEY, PASSPORT_META_KEY, current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope
 from a2a_fabric.doors.mcp.event_log import ResumableSessionManager
@@ -38,6 +39,7 @@ from a2a_fabric.doors.mcp.sdk_request import (
     REQUEST_CONTEXT_KEY,
     SdkContext,
     ToolElicitation,
+    delegated_context,
     get_answer_capabilities,
     get_connection,
     get_request_context,
@@ -137,7 +139,7 @@ def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkSe
     )
     server.extensions[UI_EXTENSION] = UI_SETTINGS
     server.make_instructions = handlers.make_instructions
-    server.middleware[:] = [handlers.log_request]
+    server.middleware[:] = [handlers.apply_credentials, handlers.log_request]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
     server.add_request_handler("tools/call", types.CallToolRequestParams, handlers.call_tool)
     prompt_handlers = handlers.prompt_handlers
@@ -173,6 +175,24 @@ class McpHandlers:
         self.sessions = sessions
         self.tasks = McpTasks(context.jobs)
         self._context = context
+
+    async def apply_credentials(self, ctx: SdkContext, call_next: CallNext) -> HandlerResult:
+        """A message may have a passport or a mandate in its `_meta`, which counts for this message."""
+        meta = ctx.meta or {}
+        given = ("passport", meta.get(PASSPORT_META_KEY)), ("mandate", meta.get(MANDATE_META_KEY))
+        credentials: list[Any] = [each for each in given if each[1] is not None]
+        if not credentials:
+            return await call_next(ctx)
+        own_context = copy(get_request_context(ctx))
+        try:
+            own_context.principal = await self._context.add_credentials(own_context.principal, credentials)
+        except FabricError as error:
+            raise MCPError(types.INVALID_REQUEST, error.message, {"error_code": error.code}) from error
+        token = delegated_context.set(own_context)
+        try:
+            return await call_next(ctx)
+        finally:
+            delegated_context.reset(token)
 
     async def log_request(self, ctx: SdkContext, call_next: CallNext) -> HandlerResult:
         """Log every request except tool calls, which are logged as calls."""

@@ -28,6 +28,8 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.limits import SHALLOW, is_too_deep
 from a2a_fabric.core.propagation import (
     DELEGATION_META_KEY,
+    MANDATE_META_KEY,
+    PASSPORT_META_KEY,
     MaybeChain,
     Trace,
     as_header_and_json,
@@ -143,6 +145,8 @@ class _Meta(msgspec.Struct, frozen=True):
     traceparent: Any = None
     progress_token: Any = msgspec.field(name="progressToken", default=None)
     chain: Any = msgspec.field(name=DELEGATION_META_KEY, default=None)
+    passport: Any = msgspec.field(name=PASSPORT_META_KEY, default=None)
+    mandate: Any = msgspec.field(name=MANDATE_META_KEY, default=None)
 
 
 class _Params(msgspec.Struct):
@@ -219,7 +223,14 @@ class ProxiedRequest:
     def read_chain(self) -> MaybeChain:
         """The delegation chain that came with the request. Raises BadInput."""
         meta = self._params.meta
-        return self._request_context.chain_from_meta(meta.chain if meta is not None else None)
+        if meta is None:
+            return self._request_context.chain_from_meta(None)
+        if meta.passport is not None or meta.mandate is not None:  # they would reach the agent
+            raise BadInput(
+                "This address passes `_meta` on to the agent. Send a passport as the header X-Agent-Passport and a "
+                "mandate as Authorization, or call the agent's tools at /mcp"
+            )
+        return self._request_context.chain_from_meta(meta.chain)
 
     @property
     def progress_token(self) -> Any:
