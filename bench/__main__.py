@@ -15,6 +15,7 @@ import uvloop
 from bench import (
     a2a_rows,
     against,
+    auth,
     calls,
     chart,
     jobs,
@@ -49,6 +50,7 @@ GROUPS = {
     "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
+    "auth": "identifying a caller, by the kind of its credentials",
     "policy": "the rules of the operator, up to 1,000",
     "routing": "choosing an agent by words, beside a scan of all phrases",
     "signing": "signed requests, passports, mandates and receipts",
@@ -101,6 +103,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "jobs": lambda: jobs.run(runner, cores, quick=is_quick),
         "starts": lambda: starts.run(runner, cores),
         "planning": planning.run,
+        "auth": auth.run,
         "policy": policy.run,
         "routing": word_routing.run,
         "signing": signing.run,

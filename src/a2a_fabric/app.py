@@ -657,14 +657,15 @@ class Fabric:
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
         metrics = self.telemetry.metrics
-        entry = DoorEntry(plugins.canonical_kind(kind), self._identify, self.active_policy)
+        add_credentials = self._authentication.resolver.add_credentials
+        entry = DoorEntry(plugins.canonical_kind(kind), self._identify, add_credentials, self.active_policy)
         context = DoorContext(
             gateway=self.gateway,
             operations=self.operations,
             identify=entry.identify,
             narrow_to_views=entry.narrow,
             verify_credentials=self._identify.verify_token,
-            add_credentials=self._identify.add_credentials,
+            add_credentials=entry.add_credentials,
             issuers=list_token_issuers(self.config),
             log=self.telemetry.log_request,
             acquire_stream=self._open_stream,

@@ -10,13 +10,11 @@ from a2a_fabric.core.policy import find_refusal
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.entry import authorize
 from a2a_fabric.testing import ScriptedRuntime
-from tests.marks import requirement
 from tests.unit.made import Known, agent, call, validate
 
 TIERS = ("local", "org", "public")
 
 
-@requirement("001-20", "001-28")
 @pytest.mark.parametrize("mine", TIERS)
 @pytest.mark.parametrize("theirs", TIERS)
 def test_who_is_trusted_as_much_as_the_agent_asks_for_may_call(mine: Any, theirs: Any) -> None:
@@ -24,7 +22,6 @@ def test_who_is_trusted_as_much_as_the_agent_asks_for_may_call(mine: Any, theirs
     assert (refused is None) is (TIERS.index(mine) <= TIERS.index(theirs))
 
 
-@requirement("001-20")
 async def test_what_policy_refuses_never_reaches_the_agent() -> None:
     percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
     handler = authorize(Known(percy.manifest))(percy)
@@ -38,7 +35,6 @@ async def test_what_policy_refuses_never_reaches_the_agent() -> None:
     assert len(percy.calls) == 1
 
 
-@requirement("001-20")
 @pytest.mark.parametrize("limits", [{"scp": ("agent:coder",)}, {"cap": ()}, {"scp": ("*",), "cap": ("agent:x",)}])
 async def test_delegation_scopes_and_capabilities_both_bind(limits: dict[str, Any]) -> None:
     percy = ScriptedRuntime(agent("percy", "reason"))

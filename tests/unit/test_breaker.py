@@ -21,7 +21,6 @@ from a2a_fabric.core.retry import CLOSED_BREAKER, Breaker, BreakerPolicy, admit,
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.runtime_pool import LiveRuntime
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
-from tests.marks import requirement
 from tests.unit.made import agent, call
 
 POLICIES = st.builds(
@@ -154,7 +153,6 @@ async def ask(handler: LiveRuntime) -> FabricError | None:
     return None
 
 
-@requirement("001-55")
 @pytest.mark.parametrize("error", [AgentOffline("down"), CallTimeout(1), UpstreamInterrupted("cut")])
 async def test_an_agent_that_keeps_failing_is_left_alone_then_tried_once(error: FabricError) -> None:
     handler, runtime, clock = guarded(error, error, {})

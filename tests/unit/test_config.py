@@ -7,7 +7,6 @@ import pytest
 from a2a_fabric.config import Config, load_config, parse_listen, resolve_env
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import is_loopback
-from tests.marks import requirement
 
 SECRET = "s3cr3t-of-the-house"
 
@@ -111,7 +110,6 @@ def test_what_is_no_host_and_port_is_refused(listen: str) -> None:
         parse_listen(listen)
 
 
-@requirement("001-28")
 @pytest.mark.parametrize(
     ("host", "is_it"),
     [

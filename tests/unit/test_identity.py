@@ -40,7 +40,6 @@ class Door:
         return type(caught.value)
 
 
-@requirement("001-28", "001-20")
 def test_a_bearer_key_names_its_principal_with_scopes_and_trust() -> None:
     door = Door()
     bob = door.resolve(Credentials(authorization="Bearer bobs-key"))
@@ -64,7 +63,6 @@ def test_a_wrong_authorization_is_not_saved_by_a_right_api_key() -> None:
     assert Door().refusal(authorization="Basic x", api_key="alices-key") is AuthInvalid
 
 
-@requirement("001-28")
 def test_without_credentials_the_mode_is_none_where_that_is_allowed() -> None:
     assert Door().refusal() is Unauthenticated
     door = Door(anonymous=HERE)

@@ -9,7 +9,6 @@ from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBucket
 from a2a_fabric.steps.entry import CallRateLimit, limit
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
-from tests.marks import requirement
 from tests.unit.made import agent, call
 
 ALICE, BOB = (Principal(mode="psk", principal_id=name, trust="local") for name in ("alice", "bob"))
@@ -27,7 +26,6 @@ async def refused(handler: Handler, who: Principal = ALICE) -> RateLimited | Non
     return None
 
 
-@requirement("001-55")
 async def test_more_calls_a_minute_than_allowed_are_told_when_to_come_back() -> None:
     clock, percy = FakeClock(), runtime()
     handler = limit(FairLimit("calls", 100), CallRateLimit(60, clock))(percy)

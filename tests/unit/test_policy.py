@@ -53,7 +53,6 @@ def may(check: Any, *arguments: Any, **more: Any) -> bool:
     return True
 
 
-@requirement("001-20")
 @pytest.mark.parametrize(
     ("scopes", "seen"),
     [
@@ -98,7 +97,7 @@ def test_a_list_that_is_not_there_limits_nothing() -> None:
     assert is_limited(caller(scp=None, trust="org"))
 
 
-@requirement("001-20", "001-41")
+@requirement("001-41")
 @pytest.mark.parametrize("trust", ["local", "org", "public"])
 @pytest.mark.parametrize("scopes", [None, ("agent:percy",), ("capability:reason",), ("agent:coder",), ()])
 def test_an_agent_that_is_out_of_reach_is_refused_like_one_that_is_not_there(trust: Any, scopes: Any) -> None:
@@ -112,7 +111,6 @@ def test_an_agent_that_is_out_of_reach_is_refused_like_one_that_is_not_there(tru
             assert narrow_manifest(who, hidden) is None
 
 
-@requirement("001-20")
 def test_each_kind_of_scope_opens_what_it_names_and_nothing_else() -> None:
     opens: dict[str, set[str]] = {
         "agent:percy": {"send"}, "message:percy": {"send"}, "message:*": {"send"}, "inbox:percy": {"inbox"},

@@ -240,7 +240,7 @@ async def test_no_attempt_waits_longer_than_its_capability_allows() -> None:
     assert route.runtimes["percy-backup"].calls[0].target.timeout_ms == 40
 
 
-@requirement("001-44", "001-55")
+@requirement("001-44")
 async def test_all_attempts_together_end_with_the_callers_time() -> None:
     names = ("percy", "a", "b", "c", "d", "e")
     fleet = [(agent(name, "reason", fallbacks=names[1:]), SLOW) for name in names]
@@ -269,7 +269,6 @@ async def test_when_the_time_is_up_no_agent_is_asked_for_the_last_millisecond() 
     assert "third" not in route.asked
 
 
-@requirement("001-55")
 async def test_a_caller_who_leaves_cancels_the_agents_work_and_no_other_is_asked() -> None:
     route = ScriptedRoute((percy(), SLOW), (backup(), {}))
     task = asyncio.ensure_future(route())

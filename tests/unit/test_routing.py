@@ -274,13 +274,12 @@ def test_untrusted_peers_are_refused_with_the_reason_unless_declared() -> None:
     ]
 
 
-@requirement("001-41", "001-20")
+@requirement("001-41")
 def test_a_caller_from_outside_is_refused_an_inner_agent() -> None:
     with pytest.raises(Forbidden, match="no agent 'percy' for callers of trust tier 'public'"):
         plan_for(request(trust="public"), agent("percy", "plan", trust_tier="local"))
 
 
-@requirement("001-20")
 def test_scopes_bind_peers_as_well_as_the_agent_asked_for() -> None:
     limited = request(trust="local", scp=("agent:percy",))
     plan = plan_for(limited, agent("percy", SAFE), agent("peer", SAFE), policy=ONE_VOCABULARY)
@@ -313,7 +312,6 @@ def test_a_stream_may_degrade_to_a_plain_reply_of_the_same_agent() -> None:
     assert len(plan_for(request(stream=True), agent("percy", once)).candidates) == 1
 
 
-@requirement("001-20")
 def test_an_agent_without_the_capability_is_not_asked_for_it() -> None:
     with pytest.raises(CapabilityNotFound, match=r"it offers: draw"):
         plan_for(request(), agent("percy", "draw"))

@@ -12,7 +12,6 @@ from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, RateLimited, UpstreamRefused
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.testing import ScriptedRuntime
-from tests.marks import requirement
 from tests.unit.made import agent, call, validate
 
 SCHEMA = {
@@ -34,14 +33,12 @@ async def asked(schema: dict[str, Any] | None, task: str = "", **context: Any) -
     return None, len(percy.calls)
 
 
-@requirement("001-20")
 async def test_arguments_that_fit_reach_the_agent() -> None:
     assert await asked(SCHEMA, text="hi", depth=2) == (None, 1)
     assert await asked(SCHEMA, "words fill the text") == (None, 1)
     assert await asked(None, "hi", anything="goes") == (None, 1)
 
 
-@requirement("001-20")
 @pytest.mark.parametrize(
     ("context", "field"),
     [({}, None), ({"text": 1}, "text"), ({"text": "x", "depth": 0}, "depth"), ({"text": "", "a": 1}, None)],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.call import Principal
-from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.identity.resolver import Credentials, MessageCredential
 
 
 class CallerResolver(Protocol):
@@ -17,10 +18,16 @@ class CallerResolver(Protocol):
     def narrow(self, principal: Principal, credentials: Credentials, /) -> Principal: ...
 
 
+AddCredentials = Callable[[Principal, Iterable[MessageCredential]], Awaitable[Principal]]
+
+
 class DoorEntry:
-    def __init__(self, door: str, resolver: CallerResolver, active_policy: ActivePolicy) -> None:
+    def __init__(
+        self, door: str, resolver: CallerResolver, add_credentials: AddCredentials, active_policy: ActivePolicy
+    ) -> None:
         self._door = door
         self._resolver = resolver
+        self._add_credentials = add_credentials
         self._active_policy = active_policy
 
     def identify(self, credentials: Credentials) -> Principal:
@@ -32,6 +39,13 @@ class DoorEntry:
         """A principal that the door itself admits, with the views that the request names. Raises BadInput."""
         narrowed = self._resolver.narrow(principal, credentials)
         return narrowed if self._active_policy.policy is None else self._bind(narrowed, credentials)
+
+    async def add_credentials(self, principal: Principal, credentials: Iterable[MessageCredential]) -> Principal:
+        """The caller of a message with passports or mandates of its own, sent by `principal`. Raises FabricError."""
+        combined = await self._add_credentials(principal, credentials)
+        if self._active_policy.policy is None or not principal.entry:
+            return combined
+        return self._active_policy.bind(combined, self._door, principal.entry.address, principal.entry.site)
 
     def _bind(self, principal: Principal, credentials: Credentials) -> Principal:
         return self._active_policy.bind(principal, self._door, credentials.peer.address, credentials.origin or "")

@@ -1,0 +1,107 @@
+"""What it costs to identify a caller, by the kind of its credentials: the first time, and with every further request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import jwt
+import msgspec
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.identity.mandates import issue_mandate
+from a2a_fabric.identity.passports import issue_passport
+from a2a_fabric.identity.resolver import Credentials, Resolver
+from a2a_fabric.identity.settings import IssuerSettings
+from a2a_fabric.identity.shared_keys import KnownKey, SharedKey, SharedKeys, hash_key, make_key
+from a2a_fabric.identity.signing import SigningKey
+from a2a_fabric.identity.trusted_issuers import TrustedTokens, build_trusted_tokens
+from a2a_fabric.outbound.client import OutboundClient
+
+KEYS = 10_000
+TIMES = 2000
+FIRST_TIMES = 300
+_HOUR = 3600.0
+
+
+def run() -> None:
+    print("\n| credentials | first check, µs | each further request, µs |")
+    print("|---|---|---|")
+    asyncio.run(_measure_all())
+
+
+async def _measure_all() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        signer, http = SigningKey.generate(), OutboundClient()
+        Path(folder, "keys.json").write_bytes(msgspec.json.encode({"keys": [signer.public_jwk]}))
+        settings = IssuerSettings(id="corp", issuer="corp", jwks_file="keys.json", audience=("node",))
+        keys, own_key = SharedKeys([SharedKey(principal_id="psk", secret="the-nodes-own-key")]), make_key()  # noqa: S106
+        secrets = [own_key, *(make_key() for _ in range(KEYS - 1))]
+        ends_at = time.time() + _HOUR
+        keys.set_stored(
+            KnownKey(hash_key(secret), Principal(mode="psk", principal_id=str(number)), ends_at, str(number))
+            for number, secret in enumerate(secrets)
+        )
+
+        def build() -> Resolver:
+            tokens: TrustedTokens = build_trusted_tokens([settings], Path(folder), None, http)
+            return Resolver(keys, Principal(mode="none", trust="local"), lambda *_: None, tokens)
+
+        for name, credentials in _make_credentials(signer, own_key).items():
+            first = await _measure_first(build, credentials)
+            again = await _measure_again(build(), credentials)
+            print(f"| {name} | {first * 1e6:.1f} | {again * 1e6:.1f} |")
+        await http.aclose()
+
+
+def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials]:
+    now = time.time()
+    claims = {"iss": "corp", "sub": "alice", "aud": "node", "exp": int(now + _HOUR), "scope": "*"}
+    token = jwt.encode(claims, signer.private_key, algorithm="EdDSA", headers={"kid": signer.key_id})
+    passport = issue_passport(
+        signer, principal_id="alice", scopes=["*"], expires_at=datetime.now(UTC) + timedelta(hours=1)
+    )
+    mandate = issue_mandate(
+        signer, issuer="corp", principal="alice", delegate="bot", scopes=["*"], now=now, seconds=_HOUR
+    )
+    return {
+        "none": Credentials(host="127.0.0.1"),
+        "the node's key": Credentials(authorization="Bearer the-nodes-own-key"),
+        f"a stored key that expires, of {KEYS:,}": Credentials(authorization=f"Bearer {own_key}"),
+        "JWT (EdDSA)": Credentials(authorization=f"Bearer {token}"),
+        "passport": Credentials(passport=json.dumps(passport)),
+        "passport beside a key": Credentials(authorization=f"Bearer {own_key}", passport=json.dumps(passport)),
+        "mandate": Credentials(authorization=f"Bearer {mandate}"),
+    }
+
+
+async def _measure_first(build: Callable[[], Resolver], credentials: Credentials) -> float:
+    """With the keys of the issuer at hand, and no outcome."""
+    times = []
+    for _ in range(FIRST_TIMES):
+        resolver = build()
+        started = time.perf_counter()
+        await resolver.verify_token(credentials)
+        resolver(credentials)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+async def _measure_again(resolver: Resolver, credentials: Credentials) -> float:
+    await resolver.verify_token(credentials)
+    resolver(credentials)
+    gc.collect()
+    times = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        await resolver.verify_token(credentials)
+        resolver(credentials)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
