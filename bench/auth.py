@@ -1,4 +1,4 @@
-"""What it costs to identify a caller, by the kind of its credentials: the first time, and with every further request."""
+"""What it costs to identify a caller, by the kind of its credentials: the first time, and with each further request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _measure_all() -> None:
         signer, http = SigningKey.generate(), OutboundClient()
         Path(folder, "keys.json").write_bytes(msgspec.json.encode({"keys": [signer.public_jwk]}))
         settings = IssuerSettings(id="corp", issuer="corp", jwks_file="keys.json", audience=("node",))
-        keys, own_key = SharedKeys([SharedKey(principal_id="psk", secret="the-nodes-own-key")]), make_key()  # noqa: S106
+        keys, own_key = SharedKeys([SharedKey(principal_id="psk", secret="the-nodes-own-key")]), make_key()
         secrets = [own_key, *(make_key() for _ in range(KEYS - 1))]
         ends_at = time.time() + _HOUR
         keys.set_stored(

@@ -126,6 +126,8 @@ class TrustedTokens:
                 return await self._verify_by_issuer(token)
         except FabricError as error:
             return RefusedToken(error)
+        except NotAJWT:  # its first part is one, the whole is not
+            return RefusedToken(AuthInvalid())
         except TimeoutError:
             return RefusedToken(
                 RateLimited("The token cannot be checked now: its issuer took too long. Try again later", 5.0)
