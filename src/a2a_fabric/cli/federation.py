@@ -160,7 +160,7 @@ def add_agent(
     if entry["location"]["type"] == "git":
         address = parse_repo(place if not Path(place).exists() else str(Path(place).resolve()))
         remark(f"Allow its repository in fabric.yaml: federation: {{git: {{allow: [{address.name}]}}}}")
-    remark(f"Check it with: a2a-fabric agents lint {registry}")
+    remark(f"Check it with: a2a-fabric agents lint {registry}. Run it with: a2a-fabric up --agents {registry}")
 
 
 def _build_entry(

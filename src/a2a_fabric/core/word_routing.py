@@ -301,7 +301,7 @@ class WordRouter:
 def make_no_fit_reason(nearest: Iterable[str]) -> str:
     names = ", ".join(f"'{agent_id}'" for agent_id in nearest)
     if not names:
-        return "No agent fits."
+        return "No agent fits these words. Name the agent that you mean; the list of agents says what each one does."
     hint = "Name the agent that you mean; one that can only change something is never chosen by words."
     return f"No agent fits; the nearest are {names}. {hint}"
 
