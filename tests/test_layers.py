@@ -46,6 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "doors": {"protocols", "core", "gateway", "identity", "jobs", "messages", "operations", "outbound"},
     "federation": {"core", "importing.jsonc", "importing.secrets", "outbound", "schemas", "yamlfile"},
     "gateway": {"core", "registry"},
+    "guards": {"core", "outbound"},
     "identity": {"core", "outbound"},
     "importing": {"core", "yamlfile"},
     "jobs": {"core", "outbound"},

@@ -23,6 +23,7 @@ from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest, is_imported
 from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
+from a2a_fabric.core.guards import GuardSettings
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.pending_questions import ContinuationSeal
@@ -91,6 +92,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
 from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe, record_receipts
+from a2a_fabric.steps.guard import ActiveGuard, guard_calls
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
@@ -133,6 +135,7 @@ class Fabric:
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
         self.active_policy = ActivePolicy(self.config.policy)
+        self._guards = [_build_guard(settings) for settings in self.config.guards]
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
@@ -149,6 +152,8 @@ class Fabric:
             if self._receipt_writer is not None:
                 stack.push_async_callback(self._receipt_writer.flush)  # after the last call has ended
             await self._stored_keys.load()
+            for guard in self._guards:
+                stack.push_async_callback(guard.aclose)
             await self._login_listings.load_recent()
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
@@ -256,6 +261,7 @@ class Fabric:
             reserved,
             self._memory,
             pin_tools=config.pin_tools,
+            injection_marks=config.injection_marks,
             first_list_timeout=config.health.first_list_timeout,
         )
         self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
@@ -479,7 +485,8 @@ class Fabric:
 
     def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
         """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged. None,
-        too, for agents whose requests are signed, or to which the node shows a certificate of its own.
+        too, for agents whose requests are signed, or to which the node shows a certificate of its own, or
+        whose calls a guard has to see.
 
         None also for an agent at which this principal is not signed in.
         """
@@ -488,6 +495,8 @@ class Fabric:
         if self._node_identity.is_signed(manifest) or TLS_KEY in manifest.endpoint:
             return None
         if self._receipt_writer is not None:  # a receipt names the result
+            return None
+        if any(guard.concerns(manifest.agent_id) for guard in self._guards):
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):
@@ -554,6 +563,7 @@ class Fabric:
         entry_steps = [observe(self.telemetry), *receipts, authorize_call]
         steps = [*entry_steps, limit(call_limit, self._call_rate)]
         job_steps = [*entry_steps, limit(call_limit)]  # jobs were counted per minute when they were accepted
+        guards = [guard_calls(self._guards)] if self._guards else []
         self._proxy_steps = GatedProxySteps(
             steps, lambda manifest: self.runtime_pool.get_live_runtime(manifest).gate, delegations
         )
@@ -576,14 +586,14 @@ class Fabric:
 
         route = route_with(planner)
         no_fallback = msgspec.structs.replace(config.routing, fallback=False)
-        self._handler_without_fallback = compose(job_steps, route_with(Planner(registry, no_fallback)))
-        self._job_handler = compose(job_steps, route)
+        self._handler_without_fallback = compose([*job_steps, *guards], route_with(Planner(registry, no_fallback)))
+        self._job_handler = compose([*job_steps, *guards], route)
 
         self._check_call = compose([authorize_call], route.check)
         return Gateway(
             registry,
             planner,
-            compose(steps, route),
+            compose([*steps, *guards], route),
             count_calls=self.runtime_pool.count_calls,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
@@ -712,6 +722,14 @@ class Fabric:
             raise
         except Exception:
             _log.exception("watching %s failed; its changes are no longer seen", source.name)
+
+
+def _build_guard(settings: GuardSettings) -> ActiveGuard:
+    """Raises ConfigError."""
+    try:
+        return ActiveGuard(settings, plugins.build_guard(settings.kind, settings.options))
+    except ConfigError as exc:
+        raise ConfigError(f"guards: {settings.name}: {exc.message}") from exc
 
 
 class _MountedAgents:

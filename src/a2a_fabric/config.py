@@ -16,6 +16,7 @@ from msgspec import Meta
 from a2a_fabric import plugins
 from a2a_fabric.core.agent import Audience, TrustTier
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.guards import GuardSettings
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.retry import BreakerPolicy
 from a2a_fabric.core.routing import RoutingPolicy
@@ -262,6 +263,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "that matches a call decides; without a match, scopes, trust tiers and views decide alone."
         ),
     ] = ()
+    guards: Annotated[
+        tuple[GuardSettings, ...],
+        Meta(description="Checks of arguments and results, which may refuse or redact them. They run in this order."),
+    ] = ()
     limits: LimitSettings = LimitSettings()
     routing: RoutingPolicy = RoutingPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
@@ -274,6 +279,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "their `pin_tools`."
         ),
     ] = False
+    injection_marks: Annotated[
+        Literal["off", "flag", "hold"],
+        Meta(
+            description="Look for prompt injection in what agents say of their tools: instructions to a model, hidden "
+            "characters. `flag`: tell the operator. `hold`: such tools are neither listed nor called, until the "
+            "operator describes them in `tools.describe`."
+        ),
+    ] = "off"
     registration: RegistrationSettings = RegistrationSettings()
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()

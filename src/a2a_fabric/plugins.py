@@ -2,19 +2,21 @@
 
 A row names a module and a plug-in value in it (`core.plugin`). The module is imported on first use, so a kind
 whose library is not installed costs nothing until it is used. Other packages add kinds through the entry
-points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`. An entry point may also name the plain `build`
-function of such a plug-in; a door's function then carries its settings as an attribute `settings`."""
+points `a2a_fabric.doors`, `.runtimes`, `.stores`, `.schemas` and `.guards`. An entry point may also name the plain
+`build` function of such a plug-in; a door's function then carries its settings as an attribute `settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import entry_points
+from inspect import iscoroutinefunction
 from typing import Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, suggest_nearest
+from a2a_fabric.core.guards import CallGuard
 from a2a_fabric.core.ports import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin, load_module
 
-PluginGroup = Literal["doors", "runtimes", "stores", "schemas"]
+PluginGroup = Literal["doors", "runtimes", "stores", "schemas", "guards"]
 
 _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     "doors": {  # in the order in which a node opens them
@@ -50,9 +52,13 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
         "postgresql": "a2a_fabric.stores.postgres.connections:inspect_schema",
         "sqlite": "a2a_fabric.stores.sqlite.connections:inspect_schema",
     },
+    "guards": {
+        "http": "a2a_fabric.guards.http:build",
+        "secrets": "a2a_fabric.guards.secrets:build",
+    },
 }
 
-_ADDED: dict[PluginGroup, dict[str, Any]] = {"doors": {}, "runtimes": {}, "stores": {}, "schemas": {}}
+_ADDED: dict[PluginGroup, dict[str, Any]] = {"doors": {}, "runtimes": {}, "stores": {}, "schemas": {}, "guards": {}}
 
 _ALIASES: dict[str, str] = {
     "agent-zero": "agentzero",
@@ -112,6 +118,24 @@ def load_schema_inspector(kind: str) -> Callable[[str], Awaitable[Any]]:
     """The function that reports which migrations the store at an address has applied, without changing it."""
     inspect: Callable[[str], Awaitable[Any]] = _load("schemas", kind)
     return inspect
+
+
+def build_guard(kind: str, options: Mapping[str, Any]) -> CallGuard:
+    """A guard from its plug-in, a function that takes the options; or MODULE:FUNCTION, the guard itself."""
+    if ":" not in kind:
+        guard: CallGuard = _load("guards", kind)(options)
+        return guard
+    module, _, name = kind.partition(":")
+    try:
+        function = getattr(load_module(module), name)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"guard '{kind}' cannot be loaded: {exc}") from exc
+    if options:
+        raise ConfigError(f"guard '{kind}' is a function, which takes no options")
+    if not iscoroutinefunction(function):
+        raise ConfigError(f"guard '{kind}' is not an async function")
+    own: CallGuard = function
+    return own
 
 
 def _load(group: PluginGroup, kind: str) -> Any:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from a2a_fabric.core.agent import LOGIN_CAPABILITY, Manifest, ToolChoice, normalize_name
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest, ToolChoice, normalize_name
+from a2a_fabric.core.injection_marks import find_marks
 from a2a_fabric.core.logins import PersonalListing
 from a2a_fabric.registry.memory import AgentMemory, ToolChange
 from a2a_fabric.registry.tool_choice import ToolTranslation, matches_any, select_tools
+
+InjectionMarks = Literal["off", "flag", "hold"]
 
 _log = logging.getLogger(__name__)
 _NO_CHOICE = ToolChoice()
@@ -27,6 +31,7 @@ class AgentToolReport(msgspec.Struct, frozen=True, kw_only=True):
     is_held: bool = False
     changed_names: tuple[str, ...] = ()  # the names under which they are listed, normalized; none while they are held
     problems: tuple[str, ...] = ()  # parts of the operator's choice that could not be done
+    marks: tuple[str, ...] = ()  # a sentence for each tool whose description looks like prompt injection
 
 
 class _Selected(msgspec.Struct, frozen=True):
@@ -40,9 +45,10 @@ _NOTHING = AgentToolReport()
 
 
 class AgentTools:
-    def __init__(self, memory: AgentMemory | None, *, pin_tools: bool) -> None:
+    def __init__(self, memory: AgentMemory | None, *, pin_tools: bool, injection_marks: InjectionMarks = "off") -> None:
         self._memory = memory
         self._pin_tools = pin_tools
+        self._injection_marks = injection_marks
         self._selected: dict[str, _Selected] = {}
         self._reports: dict[str, AgentToolReport] = {}  # those that say something
         self._translations: dict[str, ToolTranslation] = {}
@@ -74,7 +80,10 @@ class AgentTools:
 
     def list_held(self, declared: Manifest, listing: PersonalListing) -> frozenset[str]:
         """The tools (normalized names) that are held back from this caller."""
-        return listing.changed_tools if self._is_pinned(declared) else frozenset()
+        changed = listing.changed_tools if self._is_pinned(declared) else frozenset()
+        if self._injection_marks != "hold":
+            return changed
+        return changed | self._find_marks(declared, listing.capabilities).keys()
 
     def forget(self, agent_id: str) -> None:
         """The agent left."""
@@ -88,7 +97,7 @@ class AgentTools:
         for agent_id, report in self._reports.items():
             if report.changes:
                 notices.append(f"agent {_describe_changes(agent_id, report)}")
-            notices += [f"agent {agent_id}: {problem}" for problem in report.problems]
+            notices += [f"agent {agent_id}: {problem}" for problem in (*report.marks, *report.problems)]
         return notices
 
     def report(self, agent_id: str) -> AgentToolReport:
@@ -109,15 +118,39 @@ class AgentTools:
     def _is_pinned(self, declared: Manifest) -> bool:
         return self._pin_tools if declared.pin_tools is None else declared.pin_tools
 
+    def _find_marks(self, declared: Manifest, capabilities: Sequence[Capability]) -> dict[str, str]:
+        """By normalized name, a sentence for each tool whose description looks like prompt injection."""
+        described = {normalize_name(name) for name in (declared.tools or _NO_CHOICE).describe}
+        held = ", so it is held back. To list it, describe it yourself in `tools.describe`"
+        consequence = held if self._injection_marks == "hold" else ""
+        sentences: dict[str, str] = {}
+        for capability in capabilities:
+            name = normalize_name(capability.name)
+            marks = find_marks(capability, is_described=name in described)
+            if marks:
+                sentences[name] = (
+                    f"the description of tool '{capability.name}' looks like prompt injection "
+                    f"({', '.join(marks)}){consequence}"
+                )
+        return sentences
+
     def _select(self, declared: Manifest, described: Manifest, is_discovered: bool) -> _Selected:
         changes: list[ToolChange] = []
         if is_discovered and self._memory is not None:
             changes = self._memory.find_changes(declared, described.capabilities)
-        held = {normalize_name(change.name) for change in changes} if self._is_pinned(declared) else set()
+        is_pinned = self._is_pinned(declared)
+        held = {normalize_name(change.name) for change in changes} if is_pinned else set()
+        marked: dict[str, str] = {}
+        if self._injection_marks != "off" and (is_discovered or declared.registered_by is not None):
+            marked = self._find_marks(declared, described.capabilities)
+            held |= marked.keys() if self._injection_marks == "hold" else set()
+        marks = tuple(marked.values())
         if declared.tools is None and not held:
             self._translations.pop(declared.agent_id, None)
             names = tuple(normalize_name(change.name) for change in changes)
-            report = AgentToolReport(changes=tuple(changes), changed_names=names) if changes else _NOTHING
+            is_silent = not changes and not marks
+            report = AgentToolReport(changes=tuple(changes), changed_names=names, marks=marks)
+            report = _NOTHING if is_silent else report
             return _Selected(declared, described, described, report)
         choice = declared.tools or _NO_CHOICE
         selection = select_tools(declared.agent_id, described.capabilities, choice, held)
@@ -129,9 +162,10 @@ class AgentTools:
         manifest = msgspec.structs.replace(described, capabilities=selection.capabilities, tools=None, pin_tools=None)
         report = AgentToolReport(
             changes=tuple(changes),
-            is_held=bool(held),
+            is_held=is_pinned and bool(changes),
             changed_names=tuple(selection.translation.list_names([change.name for change in changes])),
             problems=selection.problems,
+            marks=marks,
         )
         return _Selected(declared, described, manifest, report)
 
@@ -145,8 +179,8 @@ def _log_report(agent_id: str, report: AgentToolReport, previous: AgentToolRepor
     names = [change.name for change in report.changes]
     if set(names) - {change.name for change in previous.changes}:
         _log.warning("agent %s", _describe_changes(agent_id, report))
-    for problem in report.problems:
-        if problem not in previous.problems:
+    for problem in (*report.marks, *report.problems):
+        if problem not in (*previous.marks, *previous.problems):
             _log.warning("agent %s: %s", agent_id, problem)
 
 

@@ -34,7 +34,7 @@ from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource, ReportsProblems, RoutesByWords
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.tasks import iterate_in_slices
-from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools
+from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools, InjectionMarks
 from a2a_fabric.registry.catalog import Catalog, PersonalCatalogs
 from a2a_fabric.registry.changes import RegistryChanges, UnaskedAgents
 from a2a_fabric.registry.health import HealthTracker
@@ -115,6 +115,7 @@ class Registry:
         memory: AgentMemory | None = None,
         *,
         pin_tools: bool = False,
+        injection_marks: InjectionMarks = "off",
         first_list_timeout: float = 5.0,
     ) -> None:
         """`registrations` is the one among the sources whose agents registered themselves."""
@@ -138,7 +139,7 @@ class Registry:
         self._changed: set[str] = set()  # what the next swap changes
         self._probed: dict[str, Manifest] = {}  # the declarations of agents that were asked about themselves
         self.unasked = UnaskedAgents(first_list_timeout)
-        self._tools_by_agent = AgentTools(memory, pin_tools=pin_tools)
+        self._tools_by_agent = AgentTools(memory, pin_tools=pin_tools, injection_marks=injection_marks)
         self._memory = memory
         self._detected_runtimes: dict[str, tuple[dict[str, Any], str]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
