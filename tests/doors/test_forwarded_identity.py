@@ -270,6 +270,20 @@ class TestKeysOfANode:
         now[0] += 2000
         assert [each["kid"] for each in keys.list_public()] == [third.key_id, second.key_id]
 
+    async def test_a_key_that_other_users_can_read_is_not_used(self, tmp_path: Path) -> None:
+        create_key_file(tmp_path / "node.key")
+        config = {"identity": {"key_file": "node.key"}, "store": "memory:"}
+        async with running(percy(), config=config, base=tmp_path) as node:
+            (tmp_path / "node.key").chmod(0o644)
+            assert (await node.send("GET", "/.well-known/jwks.json", token=None)).status == 503
+            trace = {"trace_id": "0af76519-16cd-43dd-8448-eb211c80319c", "sign": True}
+            reply = await node.ask("percy", "who", trace=trace)
+            assert (reply["ok"], reply["error_code"]) == (False, "INTERNAL_ERROR")
+            assert "node.key" not in json.dumps(reply)
+        with pytest.raises(ConfigError, match="other users"):
+            async with running(config={**config, "receipts": {"enabled": True}}, base=tmp_path):
+                pass
+
     @requirement("000-25")
     async def test_a_receiver_finds_them_at_the_address_of_the_node(self, tmp_path: Path) -> None:
         path = tmp_path / "far.key"

@@ -105,10 +105,17 @@ class TestANode:
             message = {"role": "user", "messageId": "1", "parts": [{"text": "you"}], "metadata": {"skill": "greet"}}
             sent = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
             await node.send("POST", "/agents/percy", headers={"A2A-Version": "1.0"}, json=sent)
-            task = {"jsonrpc": "2.0", "id": 1, "method": "a2a/task", "params": {"task": "you", "agent_id": "percy"}}
-            await node.send("POST", "/a2a", json=task)
-            receipts = await read_receipts(node, 2)
-        assert {each["agent_id"] for each in receipts} == {"percy"}
+            task = {"agentId": "percy", "type": "greet", "input": {"task": "you"}}
+            assert (await node.send("POST", "/v1/tasks", json=task)).status < 300
+            async with (
+                asyncio.timeout(WAIT_TIMEOUT),
+                httpx2.AsyncClient(headers={"Authorization": f"Bearer {PSK}"}, timeout=WAIT_TIMEOUT) as http,
+                Client(streamable_http_client(f"{node.url}/mcp", http_client=http)) as client,
+            ):
+                await client.call_tool("percy_greet", {"task": "you"})
+            receipts = await read_receipts(node, 4)
+        assert {(each["agent_id"], each["outcome"]) for each in receipts} == {("percy", "ok")}
+        assert len(receipts) == 4
 
     async def test_a_call_at_the_agents_own_mcp_address_has_its_result_in_the_receipt(self, tmp_path: Path) -> None:
         async with serving_mcp("stateless", make=identified.make) as served:
@@ -266,6 +273,16 @@ class TestAnExport:
 class TestTheWriter:
     def writer(self, tmp_path: Path, store: MemoryStore, **settings: Any) -> ReceiptWriter:
         return ReceiptWriter(store.receipts, NodeKeys(tmp_path / "node.key"), "home", ReceiptSettings(**settings))
+
+    async def test_no_name_that_a_caller_chose_stops_it(self, tmp_path: Path) -> None:
+        store = MemoryStore()
+        writer = self.writer(tmp_path, store)
+        odd = msgspec.structs.replace(call(), target=Target(agent_id="\ud800" * 600, capability="x" * 5000))
+        writer.end(odd, writer.begin(odd), "ok", Result(data={"answer": "\ud800"}), 0.1)
+        await writer.flush()
+        (receipt,) = await store.receipts.read()
+        assert len(receipt.body) < 5000
+        await store.aclose()
 
     async def test_two_processes_of_one_node_write_one_chain(self, tmp_path: Path) -> None:
         store = MemoryStore()

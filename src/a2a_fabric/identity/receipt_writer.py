@@ -90,6 +90,9 @@ class ReceiptWriter:
                 except FabricError as error:
                     _log.warning("%d receipts could not be written yet: %s", len(self._waiting), error.message)
                     await asyncio.sleep(_RETRY_SECONDS)
+                except Exception:
+                    _log.exception("writing receipts failed; it is tried again")
+                    await asyncio.sleep(_RETRY_SECONDS)
 
     async def _write_batch(self) -> None:
         """Raises FabricError; then the receipts wait for the next time.

@@ -79,13 +79,13 @@ def make_receipt(
     return Receipt(
         at=int(at * 1000),
         node=node,
-        principal=auth.principal_id,
+        principal=_shorten(auth.principal_id),
         mode=auth.mode,
-        actors=tuple(name[:_MAX_NAME] for name in list_actors(auth)),
-        mandate_id=auth.mandate_id,
-        passport_id=auth.agent_passport_id,
-        agent_id=target.agent_id[:_MAX_NAME],
-        capability=target.capability[:_MAX_NAME],
+        actors=tuple(_shorten(name) or "" for name in list_actors(auth)),
+        mandate_id=_shorten(auth.mandate_id),
+        passport_id=_shorten(auth.agent_passport_id),
+        agent_id=_shorten(target.agent_id) or "",
+        capability=_shorten(target.capability) or "",
         input=input_digest,
         output=None if result is None else digest_output(result),
         outcome=outcome,
@@ -96,6 +96,11 @@ def make_receipt(
         parent=trace.parent_span_id,
         commit=msgspec.UNSET if result is None else result.commit,
     )
+
+
+def _shorten(name: str | None) -> str | None:
+    """A name as it can be signed: callers choose some, and half a character has no canonical form."""
+    return None if name is None else name[:_MAX_NAME].encode("utf-8", "replace").decode()
 
 
 def sign_receipts(

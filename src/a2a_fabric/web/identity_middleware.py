@@ -5,6 +5,7 @@ without an identity passes; `TrustedNodes` refuses it if its caller has to send 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.forwarding import IDENTITY_HEADER
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 JWKS_PATH = "/.well-known/jwks.json"
 _HEADER = IDENTITY_HEADER.encode()
+
+_log = logging.getLogger(__name__)
 
 
 class IdentityMiddleware:
@@ -110,8 +114,13 @@ def make_jwks_route(list_public: Callable[[], list[dict[str, Any]]]) -> Route:
     """Serves the public keys with which this node signs."""
 
     async def serve_keys(request: Request) -> Response:
+        try:
+            keys = list_public()
+        except ConfigError as exc:
+            _log.error("The public keys of the node cannot be read: %s", exc.message)
+            return Response(status_code=503)
         return Response(
-            msgspec.json.encode({"keys": list_public()}),
+            msgspec.json.encode({"keys": keys}),
             media_type="application/jwk-set+json",
             headers={"access-control-allow-origin": "*", "cache-control": "max-age=300"},
         )
