@@ -272,7 +272,9 @@ class PolicyCommands(CommandGroup):
 
 
 def _policy() -> None:
-    """Try the rules of `policy` in fabric.yaml. No node has to run.
+    """Try the rules of the policy.
+
+    They are in `policy` of fabric.yaml. No node has to run.
 
     Example: a2a-fabric policy explain psk percy reason
     """
