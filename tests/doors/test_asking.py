@@ -134,6 +134,19 @@ async def test_a_switch_holds_for_a_conversation_until_it_is_switched_back(node:
 
 
 @requirement("003-38")
+async def test_words_that_fit_no_agent_go_on_with_the_one_that_answered_last_in_the_conversation(node: Node) -> None:
+    assert (await ask(node, "how is the weather?", "small talk"))["_fabric"]["agent_id"] == "wim"
+    assert (await ask(node, "Tell me a joke", "small talk"))["_fabric"]["agent_id"] == "wim"
+    found = await route(node, "Tell me a joke", arguments={"conversation_id": "small talk"})
+    assert found["reason"] == "'wim' answers, because no other agent fits, and it answered last in this conversation."
+    assert (await ask(node, "what should I cook?", "small talk"))["_fabric"]["agent_id"] == "basil"
+    await ask(node, "back to Ada", "small talk")
+    assert (await route(node, "Tell me a joke", arguments={"conversation_id": "small talk"}))["agent_id"] is None
+    other = await route(node, "Tell me a joke", arguments={"conversation_id": "another"})
+    assert other["agent_id"] is None
+
+
+@requirement("003-38")
 async def test_a_conversation_can_be_read_at_another_door(node: Node) -> None:
     await ask(node, "what should I cook?", "kitchen")
     messages = (await node.send("GET", "/v1/conversations/kitchen/messages")).json["messages"]

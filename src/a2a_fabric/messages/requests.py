@@ -7,7 +7,7 @@ process and holds on every node of the store; what was read before is remembered
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.message import Message, Party
@@ -21,25 +21,45 @@ _MAX_KNOWN = 10_000  # conversations
 _PAGE_SIZE = 100
 
 
+class ConversationState(NamedTuple):
+    """`held_id`: the agent that the caller switched to; None if it did not, or switched back.
+
+    `last_id`: the agent that answered last, since the last switch. `number` is that of the newest message read.
+    """
+
+    number: int = 0
+    held_id: str | None = None
+    last_id: str | None = None
+
+
+_NEW_CONVERSATION = ConversationState()
+
+
 class RequestConversations:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._known: OrderedDict[tuple[str, str], tuple[int, str | None]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], ConversationState] = OrderedDict()
 
-    async def find_held_agent(self, principal: Principal, conversation_id: str) -> str | None:
-        """The agent that the caller switched to in this conversation; None if it did not, or switched back."""
+    async def read_state(self, principal: Principal, conversation_id: str | None) -> ConversationState:
+        """That of a new conversation for a request outside of conversations."""
+        if conversation_id is None:
+            return _NEW_CONVERSATION
         key = (owner_from_principal(principal), conversation_id)
-        number, agent_id = self._known.get(key, (0, None))
+        number, held_id, last_id = self._known.get(key, _NEW_CONVERSATION)
         while page := await self._messages.read_new(conversation_id, number, _PAGE_SIZE):
             for message in page:
-                if message.owner == key[0] and TALKS_TO in message.metadata:
-                    agent_id = message.metadata[TALKS_TO]
+                if message.owner != key[0]:
+                    continue
+                if TALKS_TO in message.metadata:
+                    held_id, last_id = message.metadata[TALKS_TO], None
+                elif _ROUTE in message.metadata:
+                    last_id = message.sender.id
             number = page[-1].number
-        self._known[key] = number, agent_id
+        state = self._known[key] = ConversationState(number, held_id, last_id)
         self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-        return agent_id
+        return state
 
     async def record_request(
         self, principal: Principal, conversation_id: str, text: str, agent_id: str | None, **metadata: Any

@@ -98,13 +98,15 @@ class RequestRouting:
     async def resolve(self, principal: Principal, text: str, conversation_id: str | None) -> Destination:
         """Where a request goes: a switch command and an earlier switch decide before its words do."""
         switch = (await self.find_router(principal)).find_switch(text)
+        last_id = None
         if switch is None:
-            held_id = await self._find_held_id(principal, conversation_id)
+            state = await self._conversations.read_state(principal, conversation_id)
+            held_id, last_id = state.held_id, state.last_id
             why = "you are talking to it in this conversation"
         else:
             text, held_id, why = switch.rest, switch.agent_id, "you switched to it"
         held = None if held_id is None else self._registry.get_for(principal, held_id)
-        route = await self.route(principal, text) if held is None else self.route_to(held, text, why)
+        route = await self.route(principal, text, last_id) if held is None else self.route_to(held, text, why)
         return Destination(route=route, text=text, switch=switch)
 
     async def choose_agent(self, principal: Principal, text: str, conversation_id: str | None) -> AgentChoice:
@@ -131,11 +133,6 @@ class RequestRouting:
             raise NoAgentFits(destination.route.reason, destination.route.candidates)
         return AgentChoice(manifest=manifest, reason=f"The message names no agent. {destination.route.reason}")
 
-    async def _find_held_id(self, principal: Principal, conversation_id: str | None) -> str | None:
-        if conversation_id is None:
-            return None
-        return await self._conversations.find_held_agent(principal, conversation_id)
-
     async def find_router(self, principal: Principal) -> WordRouter:
         """The router for this caller, with all agents and rules as they are now."""
         if self._rules.routing is not self._registry.word_routing:
@@ -146,8 +143,11 @@ class RequestRouting:
             index, self._rules, owner_from_principal(principal), lambda agent_id: health.get(agent_id).status
         )
 
-    async def route(self, principal: Principal, text: str) -> WordRoute:
-        """`agent_id` of the route is None if no agent fits. A request for several agents has parts, too."""
+    async def route(self, principal: Principal, text: str, last_id: str | None = None) -> WordRoute:
+        """`agent_id` of the route is None if no agent fits. A request for several agents has parts, too.
+
+        `last_id` is the agent that answered last in the conversation. It goes on if the words fit no other.
+        """
         router = await self.find_router(principal)
         route = router.route(text)
         if route is not None:
@@ -156,10 +156,13 @@ class RequestRouting:
         hits = await self._find_nearest(principal, text)
         if hits and hits[0].rank >= _MIN_RANK and may_answer_signals(hits[0].manifest):
             return self._route_to_hit(hits, text)
-        default = self._rules.routing.default_agent
-        manifest = None if default is None else self._registry.get_for(principal, default)
-        if manifest is not None:
-            return self.route_to(manifest, text, "no other agent fits, and it is the default agent", hits)
+        for agent_id, why in (
+            (last_id, "no other agent fits, and it answered last in this conversation"),
+            (self._rules.routing.default_agent, "no other agent fits, and it is the default agent"),
+        ):
+            manifest = None if agent_id is None else self._registry.get_for(principal, agent_id)
+            if manifest is not None:
+                return self.route_to(manifest, text, why, hits)
         candidates = tuple(_candidate_from_hit(hit) for hit in hits[:MAX_CANDIDATES])
         reason = make_no_fit_reason(each.agent_id for each in candidates)
         return WordRoute(agent_id=None, capability=None, reason=reason, candidates=candidates)
