@@ -237,6 +237,10 @@ async def test_no_byte_of_one_can_be_changed() -> None:
         )
         verifier.verify(text, BODY)
 
+    once = NodeIdentityVerifier({"far": {KEY.key_id: KEY.public_key}}, audience="near", clock=lambda: 1_000_010.0)
+    assert once.verify(token, BODY).actors == ("bot", "far")
+    with pytest.raises(AuthInvalid, match="used before"):
+        once.verify(token, BODY)
     verify(token)
     for position in range(len(token)):
         changed = token[:position] + ("A" if token[position] != "A" else "B") + token[position + 1 :]
