@@ -76,7 +76,7 @@ def test_a_chat_on_a_pipe_is_one_conversation_in_which_a_switch_holds(node: Node
     done = node.run("chat", "--conversation", "piped", stdin=said)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1::2] == ["basil: the weather", "wim: the weather"]
-    as_json = node.run("chat", "--json", stdin="a recipe\nqwertz\n")
+    as_json = node.run("chat", "--json", stdin="a recipe\nswitch back\nqwertz\n")
     assert as_json.returncode == 1  # the last request failed
     first = json.loads(as_json.stdout.splitlines()[0])
     assert first["result"]["_fabric"]["agent_id"] == "basil"
