@@ -118,6 +118,16 @@ async def test_an_agent_that_a_rule_hides_looks_like_none(node: Node) -> None:
     assert "'vault'" not in nearest["error"]
 
 
+async def test_a_tool_that_a_rule_denies_is_refused_with_the_rule(node: Node) -> None:
+    put_in_force(node, {"name": "no-maths", "effect": "deny", "principals": ["ci"], "agents": ["math.*"]})
+    refusals = [
+        await node.operation(f"fabric.tool.math.{name}", {"expression": "1"}, token=CI)
+        for name in ("calculate", "nothing")
+    ]
+    assert [each["error_details"]["rule"] for each in refusals] == ["no-maths", "no-maths"]
+    assert refusals[0]["error"].replace("calculate", "nothing") == refusals[1]["error"]
+
+
 async def test_the_verdict_and_its_rule_are_in_the_preview(node: Node) -> None:
     async def preview(capability: str, **how: Any) -> Any:
         arguments = {"agent_id": "vault", "capability": capability}

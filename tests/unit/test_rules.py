@@ -141,6 +141,10 @@ def test_all_of_an_agent_is_denied_if_something_of_it_is() -> None:
     found = selected(rules({"capabilities": ["delete"]}))
     assert found is not None
     assert not found.hides_unlisted(OPEN)
+    assert found.denies(OPEN, "*")  # it may have such a capability
+    spared = selected(rules({"effect": "allow", "agents": ["open"]}, {"capabilities": ["delete"]}))
+    assert spared is not None
+    assert not spared.denies(OPEN, "*")
 
 
 def bound(policy: ActivePolicy, principal: Principal = CI) -> Principal:

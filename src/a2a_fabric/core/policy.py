@@ -194,7 +194,7 @@ def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str
         return _outside_view_message(agent_id, capability, principal.views)
     if principal.trust != "local":
         return _outside_tier_message(agent_id, principal)
-    rule = _find_denial_by_name(principal, agent_id, capability)
+    rule = find_denial_by_name(principal, agent_id, capability)
     return None if rule is None else _rule_message(rule, agent_id, capability)
 
 
@@ -204,7 +204,7 @@ def check_agent_name(principal: Principal, agent_id: str) -> None:
         if not limit.grants("agent", agent_id) and not limit.has_kind("capability"):
             message = f"Refused by policy: agent '{agent_id[:_MAX_SHOWN]}' is outside the scopes of these credentials"
             raise OutOfScope(message, f"agent:{agent_id}", agent_id=agent_id[:_MAX_SHOWN])
-    rule = _find_denial_by_name(principal, agent_id, None)
+    rule = find_denial_by_name(principal, agent_id, None)
     if rule is not None:
         message = f"Refused by policy: rule '{rule}' keeps agent '{agent_id[:_MAX_SHOWN]}' from this caller"
         raise Forbidden(message, agent_id=agent_id[:_MAX_SHOWN], rule=rule)
@@ -343,7 +343,7 @@ def check_send(principal: Principal, name: str, manifest: Manifest | None) -> No
     rules = principal.entry.rules if principal.entry else None
     if rules is not None and manifest is not None and rules.denies(manifest, EVERY_CAPABILITY):
         raise refuse_call(principal, _denied_message(rules, manifest, EVERY_CAPABILITY), name, "*")
-    if manifest is None and (rule := _find_denial_by_name(principal, name, EVERY_CAPABILITY)) is not None:
+    if manifest is None and (rule := find_denial_by_name(principal, name, EVERY_CAPABILITY)) is not None:
         raise refuse_call(principal, _rule_message(rule, name, EVERY_CAPABILITY), name, "*")
 
 
@@ -434,8 +434,11 @@ def _denied_message(rules: RuleSet, manifest: Manifest, capability: str) -> str:
     return message if rule == shown_rule else OperatorText(_rule_message(rule, agent_id, capability), message)
 
 
-def _find_denial_by_name(principal: Principal, agent_id: str, capability: str | None) -> str | None:
-    """The operator may know which agents there are; its rules are its own."""
+def find_denial_by_name(principal: Principal, agent_id: str, capability: str | None) -> str | None:
+    """The rule that a refusal names, whether there is such an agent or not.
+
+    The operator may know which agents there are; its rules are its own.
+    """
     rules = principal.entry.rules if principal.entry else None
     if rules is None or acts_as_operator(principal):
         return None

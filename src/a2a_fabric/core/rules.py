@@ -251,15 +251,22 @@ class _CompiledRule:
             and (self._origins is None or self._origins.match(facts))
         )
 
+    @property
+    def is_for_all_capabilities(self) -> bool:
+        return self.capabilities is None and self._side_effects is None
+
+    def concerns_agent(self, manifest: Manifest) -> bool:
+        """Whether some capability of the agent may match."""
+        return (
+            (self.agents is None or self.agents.match(manifest.agent_id))
+            and (self._tiers is None or manifest.trust_tier in self._tiers)
+            and (self._audiences is None or manifest.audience in self._audiences)
+            and (self._tags is None or any(map(self._tags.match, manifest.tags)))
+        )
+
     def matches_agent(self, manifest: Manifest, capability: str | None) -> bool:
         """`capability` is None for a capability that the agent has not named."""
-        if self.agents is not None and not self.agents.match(manifest.agent_id):
-            return False
-        if self._tiers is not None and manifest.trust_tier not in self._tiers:
-            return False
-        if self._audiences is not None and manifest.audience not in self._audiences:
-            return False
-        if self._tags is not None and not any(map(self._tags.match, manifest.tags)):
+        if not self.concerns_agent(manifest):
             return False
         if self.capabilities is not None and (capability is None or not self.capabilities.match(capability)):
             return False
@@ -327,6 +334,7 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[_CompiledRule]) -> None:
         self.has_denials = any(rule.denies for rule in rules)
+        self._rules = rules
         self._index = _RuleIndex()
         for rule in rules:
             # A rule is found by its agents or, if these are patterns, by its capabilities, marked with a leading dot,
@@ -380,10 +388,14 @@ class RuleSet:
         verdicts = [self._decide(manifest, normalize_name(each.name)) for each in manifest.capabilities]
         verdicts.append(self._decide(manifest, None))
         denied = next((each for each in verdicts if each.effect == "deny"), None)
-        if denied is None and manifest.is_open_ended:
-            name = self.find_denial_by_name(manifest.agent_id, EVERY_CAPABILITY)
-            denied = None if name is None else Verdict(effect="deny", rule=name)
-        return denied or verdicts[-1]
+        if denied is not None or not manifest.is_open_ended:
+            return denied or verdicts[-1]
+        for rule in filter(lambda rule: rule.concerns_agent(manifest), self._rules):
+            if rule.denies:
+                return Verdict(effect="deny", rule=rule.name)
+            if rule.is_for_all_capabilities:
+                break
+        return verdicts[-1]
 
     def _find(self, agent_id: str, capability: str | None) -> Iterator[_CompiledRule]:
         return self._index.find(agent_id) if capability is None else self._index.find(agent_id, f".{capability}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.file_version import FileVersion, read_file_version
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
 from a2a_fabric.gateway import Gateway
@@ -69,18 +69,10 @@ class TLSFiles:
     client_certificates: Literal["off", "optional", "required"] = "off"
     client_ca: Path | None = None
 
-
-def read_versions(files: TLSFiles) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file does."""
-    return tuple(_read_version(path) for path in (files.cert, files.key, files.client_ca) if path is not None)
-
-
-def _read_version(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    @property
+    def versions(self) -> tuple[FileVersion | None, ...]:
+        """Others when one of the files has changed."""
+        return tuple(map(read_file_version, (self.cert, self.key, self.client_ca)))
 
 
 class CallLog(Protocol):

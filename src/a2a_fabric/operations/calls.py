@@ -18,7 +18,7 @@ from a2a_fabric.core.agent import LINE_PATTERN, Capability, Manifest, normalize_
 from a2a_fabric.core.call import ATTACHMENTS, Attachment, Call, Emit, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, OutOfScope, UnknownOperation
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
-from a2a_fabric.core.policy import administers, find_refusal, is_limited, is_scoped
+from a2a_fabric.core.policy import administers, find_denial_by_name, find_refusal, is_limited, is_scoped
 from a2a_fabric.core.propagation import WireChain, pick_longer_chain
 from a2a_fabric.core.result import Answer, Answers, Result
 from a2a_fabric.core.tasks import iterate_in_slices
@@ -429,9 +429,12 @@ def forbidden_tool(name: str, principal: Principal) -> Forbidden:
     """
     shown = name[:_MAX_NAME_SHOWN]
     message = f"Refused by policy: there is no tool '{shown}' for these credentials"
-    if not is_scoped(principal):
-        return Forbidden(message, tool=shown)
     tool_id = name.removeprefix(PREFIX)
+    if not is_scoped(principal):
+        agent_id, _, capability = tool_id.removeprefix("agent.").rpartition(".")
+        target = (agent_id, capability) if tool_id.startswith("agent.") else (tool_id, None)
+        rule = find_denial_by_name(principal, *target)
+        return Forbidden(message if rule is None else f"{message} (rule '{rule}')", tool=shown, rule=rule)
     scope = None
     if tool_id.startswith("agent."):
         scope = f"agent:{tool_id.removeprefix('agent.').rpartition('.')[0]}"

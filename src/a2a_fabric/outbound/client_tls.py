@@ -5,13 +5,13 @@ The files are compared with what was read at each new connection, so a renewed c
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from pathlib import Path
 
 import msgspec
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.file_version import FileVersion, read_file_version
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +46,9 @@ class ClientTLS:
                 _log.warning("%s. The node goes on with the certificate that it read before", error.message)
         return self._context
 
-    def _read_versions(self) -> list[tuple[int, int, int] | None]:
-        versions: list[tuple[int, int, int] | None] = []
-        for path in (self._files.cert, self._files.key, self._files.ca):
-            try:
-                status = None if path is None else os.stat(path)
-            except OSError:
-                status = None
-            versions.append(None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino))
-        return versions
+    def _read_versions(self) -> list[FileVersion | None]:
+        files = self._files
+        return [None if path is None else read_file_version(Path(path)) for path in (files.cert, files.key, files.ca)]
 
     def _build(self) -> ssl.SSLContext:
         files = self._files

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.doors.context import TLSFiles, read_versions
+from a2a_fabric.doors.context import TLSFiles
 
 _log = logging.getLogger(__name__)
 _VERIFY_MODES = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -23,7 +23,7 @@ class ServerTLS:
     def __init__(self, files: TLSFiles) -> None:
         """Raises ConfigError."""
         self._files = files
-        self._versions = read_versions(files)
+        self._versions = files.versions
         self._current = build_context(files)
         self.context = build_context(files)
         self.context.sni_callback = self._choose_context
@@ -38,7 +38,7 @@ class ServerTLS:
 
     def prepare(self, files: TLSFiles) -> Callable[[], None]:
         """Read files; the function puts them into effect. Raises ConfigError."""
-        versions, context = read_versions(files), build_context(files)
+        versions, context = files.versions, build_context(files)
         if self.asks_certificate != (files.client_certificates != "off"):
             raise ConfigError("tls.client_certificates cannot be switched on or off while the node runs. Restart it")
 
@@ -51,7 +51,7 @@ class ServerTLS:
 
     def _choose_context(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
         """Called by the TLS library at each handshake, with or without a server name."""
-        versions = read_versions(self._files)
+        versions = self._files.versions
         if versions != self._versions:
             self._versions = versions
             try:

@@ -53,7 +53,7 @@ from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
 from a2a_fabric.doors.a2a.operations import A2ADoorState
 from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
-from a2a_fabric.doors.context import TLSFiles, read_versions
+from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.peer import NO_PEER, Peer, PeerCertificate
@@ -74,7 +74,7 @@ class _CredentialFiles:
     def __init__(self, files: TLSFiles, needs_client_certificate: bool) -> None:
         self._files = files
         self._needs_client_certificate = needs_client_certificate
-        self._versions = read_versions(files)
+        self._versions = files.versions
 
     def load(self) -> grpc.ServerCertificateConfiguration:
         """Raises ConfigError."""
@@ -89,7 +89,7 @@ class _CredentialFiles:
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """None if nothing has changed that can be used."""
-        versions = read_versions(self._files)
+        versions = self._files.versions
         if versions == self._versions:
             return None
         self._versions = versions
