@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import a2a_rows, calls, job_agent, load, mcp_rows, processes, rest_rows, starts
+from bench import a2a_rows, calls, job_agent, job_rates, load, mcp_rows, processes, rest_rows, starts
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, require_ready
@@ -81,6 +81,7 @@ def _rows(name: str, node: ServerProcess) -> list[Row]:
         Row(name, *node, stateless(port, "/agents/events/mcp", "add", TOKEN), "MCP, bridge to handshake"),
         Row(name, *node, stateless(port, "/agents/pipe/mcp", "add", TOKEN), "MCP, bridge to stdio"),
         Row(name, *node, a2a_rows.repeat_message(port, a2a_rows.AGENT_PATH, TOKEN), "A2A, a durable task"),
+        Row(name, *node, job_rates.plan_jobs(port, is_whole=True), "a job to its end"),
     ]
 
 

@@ -120,14 +120,19 @@ class EngineMeasurement:
         return await closed_loop(lambda: self._jobs.accept(call(), options), callers, seconds)
 
 
+def plan_jobs(port: int, *, is_whole: bool) -> load.RequestPlan:
+    """Calls that are jobs: the reply has the answer of the whole job, or only says that the job is stored."""
+    mode = {"priority": "high"} if is_whole else {"async": True}
+    arguments = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **mode}
+    body = msgspec.json.encode({"name": "fabric.call", "arguments": arguments})
+    expected = b'"answer":"forty-two"' if is_whole else b'"job_id"'
+    return load.repeat_request(load.request(port, "/mcp/call", body, token=TOKEN), expected)
+
+
 class NodeMeasurement:
     def __init__(self, served: processes.ServerProcess, *, is_whole: bool) -> None:
         self._served = served
-        mode = {"priority": "high"} if is_whole else {"async": True}
-        arguments = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **mode}
-        body = msgspec.json.encode({"name": "fabric.call", "arguments": arguments})
-        expected = b'"answer":"forty-two"' if is_whole else b'"job_id"'
-        self._plan = load.repeat_request(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
+        self._plan = plan_jobs(served.port, is_whole=is_whole)
 
     async def measure(self, callers: int, seconds: float) -> Load:
         result = await rig.run(self._served.port, self._plan, callers, load.Limit(seconds), self._served.pid)
@@ -182,10 +187,11 @@ async def _rows(
 ) -> list[Rates]:
     """Each row has its own store, so that no row pays for the records of another."""
     store = await stack.enter_async_context(open_store(stores.create_store(engine)))
-    rows = [Rates(engine, "at the store", StoreMeasurement(store, is_whole=is_whole).measure)]
+    whole = "whole jobs " if is_whole else ""
+    rows = [Rates(engine, f"{whole}at the store", StoreMeasurement(store, is_whole=is_whole).measure)]
     if not is_whole:
         fabric = await stack.enter_async_context(_engine(stores.create_store(engine)))
         rows.append(Rates(engine, "in the engine", EngineMeasurement(fabric).measure))
     served = stack.enter_context(run_node(stores.create_store(engine), cores, concurrent=64 if is_whole else 0))
-    rows.append(Rates(engine, "through a node", NodeMeasurement(served, is_whole=is_whole).measure))
+    rows.append(Rates(engine, f"{whole}through a node", NodeMeasurement(served, is_whole=is_whole).measure))
     return rows

@@ -187,6 +187,31 @@ def _tail_ratio(results: Results) -> str:
     return f"{ratio:.1f} times; the bare forwarder alone {bare:.1f} times" if ratio and bare else ""
 
 
+def _whole_jobs(engine: str) -> Callable[[Results], str]:
+    """The rate has no meaning without the machine's, so the rate at which it only accepts jobs stands beside it."""
+
+    def measure(results: Results) -> str:
+        whole, accepted = (
+            results.find("jobs", f"{engine}, {way}through a node", "jobs/s", 64) for way in ("whole jobs ", "")
+        )
+        return f"{whole:,.0f}/s; jobs only accepted {accepted:,.0f}/s in the same run" if whole and accepted else ""
+
+    return measure
+
+
+def _a2a_tasks(results: Results) -> str:
+    tasks, messages = (results.find("a2a", f"fabric node, {kind}", _RATE, 64) for kind in ("tasks", "messages"))
+    return f"{tasks:,.0f}/s; messages, not stored, {messages:,.0f}/s in the same run" if tasks and messages else ""
+
+
+def _message_share(results: Results) -> str:
+    shares = [
+        results.find("rest", f"{engine}, POST /v1/messages", "of fabric.call", 64)
+        for engine in ("SQLite", "PostgreSQL")
+    ]
+    return ", ".join(f"{share:.0%}" for share in shares if share is not None)
+
+
 _GOALS: dict[str, Callable[[Results], str]] = {
     "plain calls at least 70 % of the bare forwarder": _share_of("calls", "fabric node"),
     "the same with 10,000 agents": _share_of("calls", "fabric node, 10,000 agents"),
@@ -198,6 +223,10 @@ _GOALS: dict[str, Callable[[Results], str]] = {
     "stdio server: 4 times FastMCP's proxy with a reused client": _times("Fabric, stdio server", _REUSED_STDIO),
     "streams at least 80 % of the bare forwarder's CPU per event": _stream_share,
     "p99.9 under 10 times p50 beside a slow agent": _tail_ratio,
+    "jobs from beginning to end, 64 callers, SQLite: 3,000/s": _whole_jobs("SQLite"),
+    "the same, PostgreSQL: 1,500/s": _whole_jobs("PostgreSQL"),
+    "A2A tasks, 64 connections, SQLite: 2,000/s": _a2a_tasks,
+    "`POST /v1/messages` at least 70 % of `fabric.call` as a job (64; SQLite, PostgreSQL)": _message_share,
     "memory flat over a million calls, under 30 KB for each idle MCP session": _memory,
 }
 

@@ -29,7 +29,7 @@ FROM n
 LISTS = [
     JobFilter(),
     JobFilter(owner="psk:1"),
-    JobFilter(agent_id="agent-3"),
+    JobFilter(agent_id="agent-3", states=("queued", "running")),
     JobFilter(states=("completed",)),
     JobFilter(owner="psk:1", states=("input_required", "failed")),
     JobFilter(owner="psk:1", agent_id="agent-1"),
@@ -66,7 +66,7 @@ async def test_a_page_of_a_list_costs_the_same_however_many_jobs_there_are(tmp_p
     async with filled(tmp_path) as made:
         first = await made.store.jobs.list(wanted, limit=PAGE)
         second = await made.store.jobs.list(wanted, cursor=first.cursor or "5000", limit=PAGE)
-        assert len(second.jobs) == (0 if (wanted.owner, wanted.agent_id) == ("psk:1", "agent-3") else PAGE)
+        assert len(second.jobs) == (0 if wanted.agent_id == "agent-3" else PAGE)
     assert made.steps < MANY / 2  # a look at each job of the owner would be more than all of them
 
 

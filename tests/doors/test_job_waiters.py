@@ -20,7 +20,6 @@ from a2a_fabric.core.errors import AgentOffline, BadInput, UpstreamRefused
 from a2a_fabric.core.job import ClaimRequest, HoldRequest
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Question, make_input_required
-from a2a_fabric.core.stores import job_topic
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.postgres import shared
@@ -153,8 +152,7 @@ class Waiters:
         return len(jobs) == len(self.waiting)
 
     async def _all_wait(self) -> bool:
-        watched = set(self.node.fabric.store.notices.watched_topics)  # type: ignore[attr-defined]
-        return watched >= set(map(job_topic, self.ids))
+        return self.node.fabric.jobs.waiting_requests.in_use == len(self.waiting)
 
     async def states(self) -> set[str]:
         jobs = (await self.node.operation("fabric.job.list"))["result"]["jobs"]

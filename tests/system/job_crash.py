@@ -148,14 +148,19 @@ class Told(NamedTuple):
 
 
 class Crowd:
-    """Clients at one address, whichever node answers there: they submit, follow, and come back with the last number."""
+    """Clients at one address, whichever node answers there: they submit, follow, and come back with the last number.
 
-    def __init__(self, node: Node, followers: int = 6, submitters: int = 3) -> None:
+    Some wait for the answer of a job, and ask again under the same key when the node is gone.
+    """
+
+    def __init__(self, node: Node, followers: int = 6, submitters: int = 3, waiters: int = 6) -> None:
         self.jobs: dict[str, Told] = {}  # all that was acknowledged
+        self.answered: dict[str, str] = {}  # the tasks that were answered, by the keys of their jobs
         self._fabric = FabricClient(node.url, node.token, timeout=20)
         self._is_finishing = False
         self._number = 0
         lanes = [self._follow() for _ in range(followers)] + [self._submit() for _ in range(submitters)]
+        lanes += [self._wait() for _ in range(waiters)]
         self._lanes = [asyncio.ensure_future(lane) for lane in lanes]
 
     async def more(self, count: int) -> None:
@@ -205,11 +210,31 @@ class Crowd:
             await self._submitted()
             await asyncio.sleep(0.02)
 
+    async def _wait(self) -> None:
+        while not self._is_finishing:
+            task, key, capability = self._choose_work()
+            work = {"agent_id": "worker", "capability": capability, "task": task, "idempotency_key": key}
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                while True:
+                    try:
+                        result = await self._fabric.operation("fabric.call", **work)
+                    except FabricError as error:
+                        if error.details.get("reason") == "interrupted":
+                            break
+                        await asyncio.sleep(0.05)
+                        continue
+                    assert result["answer"] == task
+                    self.answered[key] = task
+                    break
+
+    def _choose_work(self) -> tuple[str, str, str]:
+        """Its task, key and capability."""
+        self._number += 1
+        return f"t{self._number}", new_id(), random.choice(["again", "once"])
+
     async def _submitted(self) -> JobHandle:
         """Asked again under the same key until a node acknowledges it."""
-        self._number += 1
-        task, key = f"t{self._number}", new_id()
-        capability = random.choice(["again", "once"])
+        task, key, capability = self._choose_work()
         async with asyncio.timeout(WAIT_TIMEOUT):
             while True:
                 try:
@@ -242,9 +267,10 @@ async def until_ended(fabric: FabricClient, job_id: str) -> dict[str, Any]:
     return status
 
 
-async def check_all(fabric: FabricClient, jobs: dict[str, Told], ledger: Counter[str]) -> None:
+async def check_all(fabric: FabricClient, crowd: Crowd, ledger: Counter[str]) -> None:
     """Nothing acknowledged is missing, nothing is doubled, and every log is whole."""
-    kept = await fabric.jobs(limit=10**6)
+    kept, jobs = await fabric.jobs(limit=10**6), crowd.jobs
+    assert crowd.answered.keys() <= {job["idempotency_key"] for job in kept if job["state"] == "completed"}
     assert jobs.keys() <= {job["job_id"] for job in kept}
     assert max(Counter(job["idempotency_key"] for job in kept).values()) == 1
     assert max(ledger.values(), default=0) <= 1

@@ -61,7 +61,7 @@ async def test_a_node_killed_at_random_moments_loses_and_doubles_nothing(tmp_pat
             assert crowd is not None
             await crowd.finish()
             async with client(node) as fabric:
-                await check_all(fabric, crowd.jobs, ledger_in(folder))
+                await check_all(fabric, crowd, ledger_in(folder))
             assert '"level":"error"' not in node.said
     finally:
         if crowd is not None:

@@ -114,12 +114,12 @@ def score_words(capabilities: Sequence[Capability], text: str) -> list[float]:
 
     A word that many of the capabilities have says little. A whole name or trigger that occurs in the text says most.
     """
-    query = _list_stems(text[:_MAX_TEXT])
-    if not query:
-        return [0.0] * len(capabilities)
     stems = stem_words(text[:_MAX_TEXT])
-    phrase, all_stems = f" {' '.join(stems)} ", frozenset(stems)
+    all_stems = frozenset(stems)
     words = list(_read_all_words(capabilities))
+    if all(all_stems.isdisjoint(each.in_names) and all_stems.isdisjoint(each.in_description) for each in words):
+        return [0.0] * len(capabilities)  # most messages have no word of any capability
+    query, phrase = _list_stems(text[:_MAX_TEXT]), f" {' '.join(stems)} "
     name_stems = [query & each.in_names for each in words]
     description_stems = [query & each.in_description for each in words]
     spread = Counter(stem for pair in zip(name_stems, description_stems, strict=True) for stem in set().union(*pair))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput, Conflict, FabricError, LeaseLost, error_from_code
 from a2a_fabric.core.limits import share_to_multiple
-from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.propagation import new_ordered_id
 from a2a_fabric.core.result import Event, Questions, Result
 
 JobState = Literal["queued", "running", "input_required", "completed", "failed", "cancelled", "timeout", "rejected"]
@@ -315,9 +314,7 @@ class PruneResult(msgspec.Struct, frozen=True):
 
 
 def new_job_id(now: float | None = None) -> str:
-    """`job_` and 32 digits that grow with time, so that ids sort by age; the tail cannot be guessed."""
-    milliseconds = int((time.time() if now is None else now) * 1000)
-    return f"job_{milliseconds:012x}{new_id().replace('-', '')[12:]}"
+    return new_ordered_id("job_", now)
 
 
 def derive_job_id(*names: str, prefix: str = "task") -> str:
@@ -575,6 +572,10 @@ class WorkerSlots:
         if self._free <= 0:
             return tuple(self._held)
         return tuple(owner for owner, number in self._held.items() if number >= self._multiple * self._free)
+
+    def can_begin(self, owner: str) -> bool:
+        """Whether one more job of this owner may begin now."""
+        return self._free > 0 and self._held.get(owner, 0) < self._multiple * self._free
 
     def count_claimable(self) -> int:
         """How many jobs may begin now even if all of them belong to one owner."""

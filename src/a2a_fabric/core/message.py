@@ -14,7 +14,7 @@ import msgspec
 
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.job import AcceptResult, JobSummary
-from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.propagation import new_ordered_id
 from a2a_fabric.core.result import Part
 
 PartyKind = Literal["client", "agent"]
@@ -115,11 +115,11 @@ class TopicSubscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_message_id() -> str:
-    return f"msg_{new_id().replace('-', '')}"
+    return new_ordered_id("msg_")
 
 
 def new_conversation_id() -> str:
-    return f"conv_{new_id().replace('-', '')}"
+    return new_ordered_id("conv_")
 
 
 def make_extension_part(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Part:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
@@ -77,9 +77,11 @@ _FIRST_PAUSE = 0.05
 _MAX_PAUSE = 1.0
 
 
-async def retry_store_call(operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+def retry_store_call(
+    operation: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+) -> Coroutine[Any, Any, T]:  # not a coroutine around another one: every job makes such calls
     """Repeat `operation` while the store is unavailable. Only for operations that may be repeated without harm."""
-    return await retry_store_call_for(RETRY_SECONDS, operation, *args, **kwargs)
+    return retry_store_call_for(RETRY_SECONDS, operation, *args, **kwargs)
 
 
 async def retry_store_call_for(
@@ -89,7 +91,7 @@ async def retry_store_call_for(
     pause = _FIRST_PAUSE
     while True:
         try:
-            return await call_store(operation, *args, **kwargs)
+            return await call_store_within(STORE_TIMEOUT, operation, *args, **kwargs)
         except StoreFull:
             raise
         except StoreUnavailable:
@@ -201,7 +203,10 @@ class JobStore(Protocol):
         ...
 
     async def list(self, query: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
-        """Newest first; any page costs the same. Raises BadInput for an invalid cursor."""
+        """Newest first; any page of an owner's, and of jobs that have not ended, costs the same.
+
+        Raises BadInput for an invalid cursor.
+        """
         ...
 
     async def count_waiting(self, owner: str, most: int) -> int:

@@ -48,7 +48,7 @@ from a2a_fabric.core.result import Answer, Event, Result
 from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, call_store_within, retry_store_call
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait, prune_forever
 from a2a_fabric.jobs.promotion import Promotion
-from a2a_fabric.jobs.reader import JobReader
+from a2a_fabric.jobs.reader import JobReader, is_settled
 from a2a_fabric.jobs.run import (
     MAY_REPEAT,
     HandlerOverride,
@@ -58,6 +58,7 @@ from a2a_fabric.jobs.run import (
     NullJobListener,
     Recorder,
     add_webhook_delivery,
+    job_from_release,
     keep_handler,
     make_cancelled_outcome,
     status_event,
@@ -188,6 +189,7 @@ class Jobs:
         """Begin no more jobs; readers get an error that says to continue later."""
         self._worker.stop()
         self._reader.stop()
+        self._worker.dismiss_waiters()
 
     def find_job_after(self, agent_id: str, capability: str) -> float | None:
         """Seconds after which a call becomes a job, if its caller sets nothing; 0: always, None: never."""
@@ -210,10 +212,17 @@ class Jobs:
         if options.at_once:
             return handle_from_job(job)
         timeout = call.target.timeout_ms / 1000 if options.job_after is None else options.job_after
-        if self.waiting_requests.can_acquire(call.auth.principal_id):
-            with self.waiting_requests.hold(call.auth.principal_id):
-                await self._relay_events(job.job_id, event_sink, timeout)
-        return result_or_handle(await self.get(call.auth, job.job_id))
+        settled_job, waiting_requests, caller = None, self.waiting_requests, call.auth.principal_id
+        if waiting_requests.can_acquire(caller):
+            waiting_requests.acquire(caller)
+            try:
+                if event_sink is ignore_event:
+                    settled_job = await self._try_wait_until_settled(job.job_id, call, timeout)
+                else:
+                    await self._relay_events(job.job_id, event_sink, timeout)
+            finally:
+                waiting_requests.release(caller)
+        return result_or_handle(settled_job or await self.get(call.auth, job.job_id))
 
     async def accept(self, call: Call, options: JobOptions, *, calls: int = 1) -> JobSummary:
         """Store a job. A key that was used for the same request returns that job; Conflict for another request.
@@ -224,7 +233,11 @@ class Jobs:
         await self.admit(call, calls)
         if options.webhook is not None:
             await self.webhook_url_policy.check(options.webhook.url, "webhook.url")
-        return await self._store_job(self.draft_job(call, options))
+        new_call, owner = _with_streaming(call), owner_from_principal(call.auth)
+        # A caller that does not wait is shown a job that is queued.
+        hold = None if options.at_once or options.run_at is not None else self._worker.reserve_hold(owner)
+        new_job = self._build_new_job(new_call, options, _QUEUED_EVENTS, hold)
+        return await (self._store_job(new_job) if hold is None else self._worker.begin(new_job, self._store_job))
 
     async def admit(self, call: Call, calls: int = 1) -> None:
         """The checks of `accept`, for code that stores the job together with something else: see `draft_job`."""
@@ -305,7 +318,9 @@ class Jobs:
         if waiting_requests.can_acquire(caller):
             waiting_requests.acquire(caller)
             try:
-                settled_job = await self._try_wait_until_settled(job.job_id, timeout, past_questions=past_questions)
+                settled_job = await self._try_wait_until_settled(
+                    job.job_id, job.call, timeout, past_questions=past_questions
+                )
             finally:
                 waiting_requests.release(caller)
         return settled_job or await self._load_job(job.job_id)
@@ -411,7 +426,8 @@ class Jobs:
 
     async def wait_for_internal(self, job_id: str, timeout: float) -> None:
         """Wait until it ends, at most `timeout` seconds."""
-        await self._try_wait_until_settled(job_id, timeout)
+        with suppress(CallTimeout), Deadline(timeout):
+            await self._reader.wait_until_settled(job_id)
 
     async def _load_job(self, job_id: str) -> Job:
         job = await retry_store_call(self._store.jobs.get, job_id)
@@ -419,19 +435,22 @@ class Jobs:
             raise JobNotFound(job_id)
         return job
 
-    async def _try_wait_until_settled(self, job_id: str, timeout: float, *, past_questions: bool = False) -> Job | None:
-        """None after `timeout` seconds."""
+    async def _try_wait_until_settled(
+        self, job_id: str, call: Call, timeout: float, *, past_questions: bool = False
+    ) -> Job | None:
+        """None after `timeout` seconds. Of a job that runs here the end is known without reading it."""
         try:
             with Deadline(timeout):
+                run = self._worker.find_run(job_id)
+                released = None if run is None else await run.wait()
+                if released is not None and is_settled(released.job.state, past_questions=past_questions):
+                    return job_from_release(released, call)
                 return await self._reader.wait_until_settled(job_id, past_questions=past_questions)
         except CallTimeout:
             return None
 
     async def _relay_events(self, job_id: str, emit: Emit, timeout: float) -> None:
         """Emit its events until it ends or asks something, at most `timeout` seconds."""
-        if emit is ignore_event:
-            await self._try_wait_until_settled(job_id, timeout)
-            return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout), aclosing(self._reader.follow(job_id)) as events:
                 async for event in events:

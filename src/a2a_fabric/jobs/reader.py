@@ -68,9 +68,9 @@ class JobReader:
                 local_state = self._local_state_of(job_id)
                 if not (was_woken and local_state == "working"):
                     is_releasing = local_state == "leaving"
-                    if is_releasing or _is_settled(await self._read_state(job_id), past_questions=past_questions):
+                    if is_releasing or is_settled(await self._read_state(job_id), past_questions=past_questions):
                         job = await self._read_job(job_id)
-                        if _is_settled(job.state, past_questions=past_questions):
+                        if is_settled(job.state, past_questions=past_questions):
                             return job
                 was_woken = await wake_handle.wait(_POLL_INTERVAL)
         raise _stopping_error()
@@ -123,7 +123,7 @@ class JobReader:
                     continue
                 if tail.error is not None:
                     raise tail.error
-                if _is_settled(tail.state, past_questions=past_questions):
+                if is_settled(tail.state, past_questions=past_questions):
                     return
                 await changed.wait()
 
@@ -230,7 +230,7 @@ class _Tail:
         self.changed = asyncio.Event()
 
 
-def _is_settled(state: JobState, *, past_questions: bool) -> bool:
+def is_settled(state: JobState, *, past_questions: bool) -> bool:
     return is_final_state(state) or (state == "input_required" and not past_questions)
 
 

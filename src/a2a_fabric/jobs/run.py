@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -190,13 +190,18 @@ class Recorder:
         self._on_lost = on_lost
         self._pending: list[Event] = []
         self._pending_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None  # set while events come together for the next batch
         self._write_task: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._is_batching = False
 
     async def emit(self, event: Event) -> None:
         self.add(event)
-        while self._is_full and self._write_task is not None and not self._write_task.done():
+        while self._is_full and not self._is_closing:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._begin_write()
+            if self._write_task is None or self._write_task.done():
+                return
             await asyncio.wait({self._write_task}, timeout=_WRITE_RETRY_PAUSE)
 
     def add(self, event: Event) -> None:
@@ -209,26 +214,27 @@ class Recorder:
         self.has_streamed = self.has_streamed or event.kind in ("token", "artifact")
         self._pending.append(event)
         self._pending_bytes += size
-        if self._write_task is None or self._write_task.done():
-            self._is_batching = True
-            self._write_task = asyncio.ensure_future(self._write())
+        if self._timer is None and (self._write_task is None or self._write_task.done()):
+            self._timer = asyncio.get_running_loop().call_later(_BATCH_DELAY, self._begin_write)
 
     async def close(self) -> tuple[Event, ...]:
         """Stop writing. Returns the events that are not written yet; they belong to the job's last write."""
         self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._write_task is not None:
-            if self._is_batching:  # it has not begun to write
-                self._write_task.cancel()
             await asyncio.wait({self._write_task})
         return tuple(self._pending)
+
+    def _begin_write(self) -> None:
+        self._timer = None
+        self._write_task = asyncio.ensure_future(self._write())
 
     @property
     def _is_full(self) -> bool:
         return len(self._pending) >= _MAX_PENDING or self._pending_bytes >= _MAX_PENDING_BYTES
 
     async def _write(self) -> None:
-        await asyncio.sleep(_BATCH_DELAY)
-        self._is_batching = False
         try:
             while self._pending and not self._is_closing:
                 batch, self._pending, self._pending_bytes = self._pending, [], 0
@@ -348,10 +354,30 @@ def _storable_error(error: FabricError) -> JobError:
 StopReason = Literal["cancelled", "lost", "stopping"]
 
 
+class ReleasedJob(NamedTuple):
+    """A job as its worker released it, with what was written about its end."""
+
+    job: JobSummary
+    outcome: JobOutcome
+
+
+def job_from_release(released: ReleasedJob, call: Call) -> Job:
+    """The job of this call as the store would return it: what a Python agent answers has the types of JSON there."""
+    summary, outcome = released
+    result = outcome.result
+    return Job(
+        **{name: getattr(summary, name) for name in JobSummary.__struct_fields__},
+        call=call,
+        result=None if result is None else msgspec.json.decode(msgspec.json.encode(result), type=Result),
+        question=outcome.question,
+    )
+
+
 class JobRun:
     """One run of a job. `task` is the agent's work, already begun; its events go to `recorder`.
 
-    `find_handler` is called only at the end, because the agent may be described while it works.
+    `find_handler` is called only at the end, because the agent may be described while it works. `on_work_done` is
+    called once, when the agent's work is over and only the end of the job is still to be written.
     """
 
     def __init__(
@@ -361,6 +387,7 @@ class JobRun:
         find_handler: Callable[[], JobHandler],
         task: asyncio.Task[Result],
         recorder: Recorder,
+        on_work_done: Callable[[JobRun], None] = lambda run: None,
     ) -> None:
         self.job = job
         self.retry_at: float | None = None  # set once it is released for another attempt
@@ -369,8 +396,23 @@ class JobRun:
         self._find_handler = find_handler
         self._task = task
         self._recorder = recorder
+        self._on_work_done = on_work_done
         self._stop_reason: StopReason | None = None
-        self._abandoned = asyncio.get_running_loop().create_future()
+        self._work_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done, or abandoned
+        self._waiters: list[asyncio.Future[ReleasedJob | None]] = []
+        task.add_done_callback(self._end_work)
+
+    def wait(self) -> asyncio.Future[ReleasedJob | None]:
+        """A future of the caller's own: the job once it is released, None if it has to be read from the store."""
+        waiter: asyncio.Future[ReleasedJob | None] = self._work_over.get_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def dismiss_waiters(self, released: ReleasedJob | None = None) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(released)
+        self._waiters = []
 
     def stop(self, reason: StopReason) -> None:
         """`lost` overrides every other reason: then nothing more is written."""
@@ -380,13 +422,16 @@ class JobRun:
             asyncio.get_running_loop().call_later(_CANCEL_GRACE, self._abandon)
         if self._stop_reason is None or reason == "lost":
             self._stop_reason = reason
+        if reason == "lost":  # another worker ends it, and the agent here may be slow to stop
+            self.dismiss_waiters()
 
     async def run_to_end(self) -> JobSummary | None:
         """Wait until the work ends and release the job. Returns the released job; None if another worker has it."""
         try:
-            await asyncio.wait({self._task, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            await self._work_over
             outcome = self._decide_outcome()
             self.is_leaving = True
+            self._on_work_done(self)
             pending_events = await self._recorder.close()
             if self._stop_reason == "lost":
                 raise LeaseLost(self.job.job_id, self.job.fence)
@@ -394,6 +439,7 @@ class JobRun:
                 self._jobs, self.job, replace(outcome, events=(*pending_events, *outcome.events))
             )
             self.retry_at = outcome.run_at
+            self.dismiss_waiters(ReleasedJob(released, outcome))
             return released
         except (LeaseLost, JobNotFound):
             _log.info("job %s was taken over by another worker, or is gone", self.job.job_id)
@@ -401,10 +447,14 @@ class JobRun:
         finally:
             self._task.cancel()
             self._abandon()
+            self.dismiss_waiters()
+
+    def _end_work(self, task: asyncio.Task[Result]) -> None:
+        self._abandon()
 
     def _abandon(self) -> None:
-        if not self._abandoned.done():
-            self._abandoned.set_result(None)
+        if not self._work_over.done():
+            self._work_over.set_result(None)
 
     def _decide_outcome(self) -> JobOutcome:
         try:

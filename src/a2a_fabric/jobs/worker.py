@@ -1,5 +1,12 @@
 """The job worker: claims jobs, runs them, renews their leases, and recovers jobs whose worker is gone.
 
+A job whose caller waits for it here, while the worker has a free slot and no job waits for one, is not queued and
+claimed: it is stored as `running` and begun once it is on disk. What holds:
+- The worker holds it under a name that no other job has. So if the write had an unknown outcome and was repeated, the
+  worker knows its own job, and begins it once.
+- The caller may leave at any time; the task that stores the job goes on and begins it.
+- A job that cannot be begun (the node stops) or may have been stored (the store is away) is put back into the queue.
+
 The loops survive every store error and try again. A job whose worker is gone is queued
 again or ended, which depends on whether the capability may be repeated. A node that has
 just started may not have asked the agent yet; then it holds the job for a while before
@@ -11,17 +18,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Self
+from itertools import count
+from typing import Any, Self
 
-from a2a_fabric.core.errors import JobNotFound, LeaseLost, StoreError
+from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost, StoreError
 from a2a_fabric.core.job import (
     ClaimRequest,
     HeartbeatReply,
     HoldRequest,
     Job,
+    JobOutcome,
     JobSummary,
+    NewJob,
     WorkerSlots,
     decide_after_takeover,
 )
@@ -78,6 +88,9 @@ class Worker:
         self._recovery = LeaseRecovery(store.jobs, handlers, self.hold, listener)
         self._runs: dict[str, JobRun] = {}
         self._internal_runs: set[JobRun] = set()  # the runs of internal jobs
+        self._working_runs: set[JobRun] = set()  # the runs that hold a slot; they leave it before their end is written
+        self._slots_by_owner: Counter[str] = Counter()  # of jobs that are about to begin, or whose agent works
+        self._hold_numbers = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake_handle: WakeHandle | None = None
         self._jobs_may_wait = True  # for a free slot of this worker
@@ -110,6 +123,16 @@ class Worker:
         self._is_stopping = True
         self._wake()
 
+    def find_run(self, job_id: str) -> JobRun | None:
+        """A run whose end callers can wait for: not one that was stopped, or is being released already."""
+        run = None if self._is_stopping else self._runs.get(job_id)
+        return None if run is None or run.is_leaving else run
+
+    def dismiss_waiters(self) -> None:
+        """Callers that wait for runs of this worker have to look at the store."""
+        for run in self._runs.values():
+            run.dismiss_waiters()
+
     def local_state(self, job_id: str) -> LocalState:
         run = self._runs.get(job_id)
         if run is None:
@@ -127,13 +150,109 @@ class Worker:
 
     def attach(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
         """Look after work that has already begun."""
-        run = JobRun(self._store.jobs, job, lambda: self._handlers.find(job), task, recorder)
+        if not self._handlers.is_internal(job):
+            self._slots_by_owner[job.owner] += 1
+        self._start_task(self._run_to_end(self._add_run(job, task, recorder)))
+
+    def reserve_hold(self, owner: str) -> HoldRequest | None:
+        """A slot for a job that is to begin as soon as it is stored; None if the job has to be queued.
+
+        Call `begin` with a job that has this hold.
+        """
+        if self._is_stopping or self._jobs_may_wait or self._has_limits:
+            return None
+        if self._is_store_behind or not self._build_slots().can_begin(owner):
+            return None
+        self._slots_by_owner[owner] += 1
+        return HoldRequest(worker=f"{self.hold.worker}:{next(self._hold_numbers)}", lease=self.hold.lease)
+
+    def begin(
+        self, new_job: NewJob, store_job: Callable[[NewJob], Awaitable[JobSummary]]
+    ) -> asyncio.Future[JobSummary]:
+        """Store a job with a hold of `reserve_hold` and begin it. The future is the caller's: what was stored."""
+        stored: asyncio.Future[JobSummary] = asyncio.get_running_loop().create_future()
+        self._start_task(self._store_and_run(new_job, store_job, stored))
+        return stored
+
+    async def _store_and_run(
+        self,
+        new_job: NewJob,
+        store_job: Callable[[NewJob], Awaitable[JobSummary]],
+        stored: asyncio.Future[JobSummary],
+    ) -> None:
+        run = None
+        try:
+            job = await store_job(new_job)
+            if _has_hold(job, new_job) and not self._is_stopping:
+                recorder = self.recorder(job)
+                handler = self._handlers.find(job).handler
+                run = self._add_run(
+                    job, asyncio.create_task(run_handler(handler, new_job.call, recorder.emit)), recorder
+                )
+        except BaseException as error:
+            if not stored.done():
+                stored.set_exception(error)
+            if isinstance(error, StoreError):
+                await self._put_back(new_job)
+            elif not isinstance(error, FabricError):
+                raise
+            return
+        finally:
+            if run is None:
+                self._free_slot(new_job.owner)
+        if not stored.done():
+            stored.set_result(job)
+        if run is not None:
+            await self._run_to_end(run)
+        elif _has_hold(job, new_job):
+            await self._put_back(new_job)
+
+    async def _put_back(self, new_job: NewJob) -> None:
+        """Queue a job that this worker holds but has not begun, if it was stored, or is while its lease would last."""
+        outcome = JobOutcome(state="queued", is_postponed=True)
+        ends_at = time.monotonic() + self.hold.lease
+        while time.monotonic() < ends_at:
+            with suppress(StoreError, LeaseLost, JobNotFound):
+                job = await self._store.jobs.get(new_job.job_id)
+                if job is not None:
+                    if _has_hold(job, new_job):
+                        await release_job(self._store.jobs, job, outcome)
+                    return
+            await asyncio.sleep(_FAILURE_PAUSE)
+
+    def _add_run(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> JobRun:
+        """`attach` and `reserve_hold` have taken its slot."""
+        run = JobRun(self._store.jobs, job, lambda: self._handlers.find(job), task, recorder, self._leave_slot)
         self._runs[job.job_id] = run
-        if self._handlers.is_internal(job):
-            self._internal_runs.add(run)
-        run_task = asyncio.create_task(self._run_to_end(run))
-        self._tasks.add(run_task)
-        run_task.add_done_callback(self._tasks.discard)
+        (self._internal_runs if self._handlers.is_internal(job) else self._working_runs).add(run)
+        return run
+
+    def _leave_slot(self, run: JobRun) -> None:
+        if run in self._working_runs:
+            self._working_runs.discard(run)
+            self._free_slot(run.job.owner)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _free_slot(self, owner: str) -> None:
+        slots = self._slots_by_owner
+        slots[owner] -= 1
+        if slots[owner] <= 0:
+            del slots[owner]
+        if self._jobs_may_wait:
+            self._wake()
+
+    def _build_slots(self) -> WorkerSlots:
+        # Internal jobs take no slots from owners, because webhook receivers may be slow.
+        return WorkerSlots(self._settings.concurrent, self._share, self._slots_by_owner)
+
+    @property
+    def _is_store_behind(self) -> bool:
+        """Whether as many jobs wait for their end to be written as there are slots."""
+        return len(self._runs) - len(self._internal_runs) - len(self._working_runs) >= self._settings.concurrent
 
     async def _run_to_end(self, run: JobRun) -> None:
         try:
@@ -146,6 +265,7 @@ class Worker:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
             self._internal_runs.discard(run)
+            self._leave_slot(run)
             if self._jobs_may_wait:
                 self._wake()
             if run.retry_at is not None:
@@ -175,10 +295,9 @@ class Worker:
     async def _claim_available(self) -> None:
         """Claim as many jobs as there are free slots, and of each owner as many as its share allows."""
         while not self._is_stopping:
-            # Internal jobs take no slots from owners, because webhook receivers may be slow.
-            running = Counter(run.job.owner for run in self._runs.values() if run not in self._internal_runs)
-            slots = WorkerSlots(self._settings.concurrent, self._share, running)
-            limit, blocked_owners = slots.count_claimable(), slots.list_blocked_owners()
+            slots = self._build_slots()
+            limit = 0 if self._is_store_behind else slots.count_claimable()
+            blocked_owners = slots.list_blocked_owners()
             self._jobs_may_wait = limit <= 0 or bool(blocked_owners) or self._has_limits
             if limit <= 0:
                 return
@@ -297,6 +416,12 @@ class LeaseRecovery:
         with suppress(LeaseLost, JobNotFound):
             self._listener.on_released(await release_job(self._jobs, job, outcome))
         self._undecided.pop(job.job_id, None)
+
+
+def _has_hold(job: JobSummary, new_job: NewJob) -> bool:
+    """Whether the job is held, not yet begun, under the name with which it was to be stored."""
+    hold = new_job.hold
+    return job.state == "running" and job.lease is not None and hold is not None and job.lease.worker == hold.worker
 
 
 def _depends_on_repeat(job: Job) -> bool:

@@ -394,12 +394,10 @@ class Messages:
 
 
 def _delivery_options(new_message: NewMessage, reason: str | None, keep_seconds: float) -> JobOptions:
-    """The options of the delivery job, which is kept as long as its message."""
-    job_id = derive_delivery_id(new_message.message_id)
+    """The options of the delivery job, which is kept as long as its message. Its id is enough to have it once."""
     return JobOptions(
         at_once=True,
-        job_id=job_id,
-        key=job_id,
+        job_id=derive_delivery_id(new_message.message_id),
         priority=new_message.priority,
         expires_at=new_message.expires_at,
         retention=keep_seconds,

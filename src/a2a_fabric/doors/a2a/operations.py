@@ -84,7 +84,7 @@ class A2AOperations:
     async def _answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         if self.direct_replies.accepts(user_message):
             return await self.direct_replies.answer(user_message, context)
-        job = await self._start_job(user_message, context)
+        job = await self._start_job(user_message, context, waits=user_message.is_blocking)
         return await self.tasks.render_outcome(job, user_message, context)
 
     async def send_streaming_message(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
@@ -104,10 +104,10 @@ class A2AOperations:
                 context = self.attach_agent(context.agent.agent_id, context)
         return user_message, await self.await_skills(self._resolve_tenant(context, user_message.tenant))
 
-    async def _start_job(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
+    async def _start_job(self, user_message: UserMessage, context: A2ARequestContext, *, waits: bool = False) -> Job:
         """The job of a message, with the push configuration that came with it."""
         if user_message.push is None:
-            return await self.tasks.start(user_message, context)
+            return await self.tasks.start(user_message, context, waits=waits)
         await self.push_configs.check(user_message.push, context.principal)
         job = await self.tasks.start(user_message, context)
         config = replace(user_message.push, task_id=job.job_id)

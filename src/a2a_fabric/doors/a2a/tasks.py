@@ -88,9 +88,12 @@ class TaskCreator:
         self._replay_window = replay_seconds
         self._clock = clock
 
-    async def accept(self, user_message: UserMessage, context: A2ARequestContext) -> tuple[Call, JobSummary]:
+    async def accept(
+        self, user_message: UserMessage, context: A2ARequestContext, *, waits: bool = False
+    ) -> tuple[Call, JobSummary]:
         """The job of a message; for a repeated message, the existing one. Raises A2AProtocolError, FabricError.
 
+        The job of a caller that `waits` for its end may be running already; otherwise a new job is queued.
         A caller that has answered or cancelled a task has got the reply to its message. So if the message comes again
         after that, it is not repeated because a reply was lost, and begins a new task.
         """
@@ -102,10 +105,10 @@ class TaskCreator:
                 for offset in (self._replay_window, 0.0)
             )
             job = await self._find_replayed(previous_id, context, now)
-            summary = job or await self._accept_job(call, user_message, job_id, reason)
+            summary = job or await self._accept_job(call, user_message, job_id, reason, waits=waits)
             if not await self._is_caller_past(summary, context):
                 return job.call if job is not None else call, summary
-        return call, await self._accept_job(call, user_message, new_job_id(), reason)
+        return call, await self._accept_job(call, user_message, new_job_id(), reason, waits=waits)
 
     async def build_call(
         self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int
@@ -180,10 +183,12 @@ class TaskCreator:
             raise invalid_params_error(f"metadata.{TIMEOUT_KEY} must be a number of milliseconds", "metadata")
         return self._jobs.settings.clamp_timeout(None if requested is None else int(requested))
 
-    async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str, reason: str | None) -> JobSummary:
+    async def _accept_job(
+        self, call: Call, user_message: UserMessage, job_id: str, reason: str | None, *, waits: bool
+    ) -> JobSummary:
         record = task_view.record_from_message(user_message, str(call.conversation_id), reason or "")
         meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record), WAITS_FOR_LOGIN: True}
-        return await self._jobs.accept(call, JobOptions(at_once=True, job_id=job_id, key=job_id, meta=meta))
+        return await self._jobs.accept(call, JobOptions(at_once=not waits, job_id=job_id, key=job_id, meta=meta))
 
     def _derive_job_id(
         self, call: Call, user_message: UserMessage, context: A2ARequestContext, now: float, repetition: int
@@ -242,11 +247,11 @@ class A2ATasks:
         message = task_view.message_from_job(job) if user_message.is_blocking else None
         return message or await self._render_task(job, context, user_message.history_length)
 
-    async def start(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
+    async def start(self, user_message: UserMessage, context: A2ARequestContext, *, waits: bool = False) -> Job:
         """The job of this message, as it was when it was stored."""
         if user_message.task_id:
             return await self._answer_questions(user_message, context)
-        call, summary = await self._creator.accept(user_message, context)
+        call, summary = await self._creator.accept(user_message, context, waits=waits)
         is_fresh = summary.events == 1 and not isinstance(summary, Job)
         return (
             Job(call=call, **asdict(summary)) if is_fresh else await self._jobs.get(context.principal, summary.job_id)

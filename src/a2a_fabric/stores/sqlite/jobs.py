@@ -5,6 +5,10 @@ before it writes anything: the fencing token against the row, the key and the id
 job against existing jobs. Units of one database never overlap, so what a unit has read
 stays true until it commits.
 
+The store remembers each job that it gave to a worker, so the end of a job needs no read: it is written if the row
+still has the version that is remembered. Every change of a job has a new version, except a renewed lease, which the
+end discards. If the row has another version, the end is decided on the row itself.
+
 A claim reads the head of the queue first. It goes through the agents one by one only when
 the head holds too many jobs of agents at their limit, so a backlog of one busy agent costs
 the others nothing."""
@@ -12,9 +16,10 @@ the others nothing."""
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost
 from a2a_fabric.core.job import (
@@ -37,13 +42,17 @@ from a2a_fabric.core.job import (
     PruneResult,
     RetentionPolicy,
     answer_job,
+    append_events,
     cancel_job,
     claim_job,
+    compute_retention_end,
     create_job,
     is_final_state,
+    is_held_by,
     make_heartbeat_reply,
     match_existing_job,
     release_job,
+    summary_from_job,
     take_over_job,
 )
 from a2a_fabric.core.result import Event
@@ -58,6 +67,7 @@ from a2a_fabric.stores.rows import (
     EncodedOutcome,
     encode,
     encode_events,
+    encode_optional,
     event_page,
     job_from_optional_row,
     job_from_row,
@@ -94,6 +104,11 @@ UPDATE jobs SET events = events + ?, size = size + ?, version = version + 1, upd
 WHERE job_id = ? AND fence = ? AND state = 'running'
 RETURNING seq, events
 """
+_END_JOB = """
+UPDATE jobs SET state = ?, worker = NULL, lease_until = NULL, updated_at = ?, ended_at = ?, events = ?, size = ?,
+    version = ?, error = ?, keep_until = ?
+WHERE seq = ? AND job_id = ? AND version = ? AND fence = ? AND state = 'running'
+"""
 _RENEW_LEASE = "UPDATE jobs SET lease_until = ? WHERE seq = ?"
 _PUT_QUESTION = """
 INSERT INTO job_bodies (job, question) VALUES (?, ?)
@@ -111,19 +126,22 @@ WHERE jobs.job_id = ? ORDER BY number LIMIT ?
 _NEWEST = f"{SELECT_JOBS} WHERE seq < ? ORDER BY seq DESC LIMIT ?"
 _BY_SEQS = f"{SELECT_JOBS} WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq DESC"  # noqa: S608
 _COUNT_QUEUED = """
-SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_owner WHERE owner = ? AND state = 'queued' LIMIT ?)
+SELECT count(*) FROM (
+    SELECT 1 FROM jobs INDEXED BY jobs_waiting
+    WHERE owner = ? AND state = 'queued' AND state IN ('queued', 'input_required') LIMIT ?
+)
 """
 _DUE = """
 SELECT 1 FROM jobs INDEXED BY jobs_queue
 WHERE state = 'queued' AND priority IN (1, 2, 3, 4) AND run_at <= ? LIMIT 1
 """
 
-_INDEXES = {
-    (): "jobs_state",
-    ("owner",): "jobs_owner",
-    ("agent_id",): "jobs_agent",
-    ("owner", "agent_id"): "jobs_owner",  # for jobs that have not ended, which are few
-}
+
+class _HeldJob(NamedTuple):
+    """A job as a worker was given it."""
+
+    seq: int
+    job: JobSummary
 
 
 class SqliteJobs:
@@ -131,9 +149,16 @@ class SqliteJobs:
         self._writer = writer
         self._reader = reader
         self._clock = clock
+        self._held: OrderedDict[str, _HeldJob] = OrderedDict()
 
     async def accept(self, new: NewJob) -> AcceptResult:
-        return await self._writer.run_announced(WORK_TOPIC, AcceptJob(new, is_announced=True))
+        work = AcceptJob(new, is_announced=new.hold is None)
+        if new.hold is None:
+            return await self._writer.run_announced(WORK_TOPIC, work)
+        accepted = await self._writer.run(work)
+        if accepted.is_new:
+            self._remember(_HeldJob(work.seq, accepted.job))
+        return accepted
 
     async def get(self, job_id: str) -> Job | None:
         return job_from_optional_row(self._reader.fetch_one(_FULL_JOB_BY_ID, (job_id,)))
@@ -155,7 +180,10 @@ class SqliteJobs:
         if not self._writer.expects(WORK_TOPIC) and not self.has_due():
             return []
         encoded_events = encode_events(request.events)
-        return await self._writer.run(lambda tx: _claim(tx, request, encoded_events))
+        claimed = await self._writer.run(lambda tx: _claim(tx, request, encoded_events))
+        for seq, job in claimed:
+            self._remember(_HeldJob(seq, summary_from_job(job)))
+        return [job for _, job in claimed]
 
     async def take_over(self, hold: HoldRequest, limit: int = 100) -> Sequence[Job]:
         if not self._reader.fetch_one(_ABANDONED, {"now": self._clock(), "limit": 1}):
@@ -168,11 +196,17 @@ class SqliteJobs:
     async def append(self, token: FencingToken, events: Sequence[Event]) -> int:
         encoded_events = encode_events(events)
         size = measure_encoded(encoded_events)
-        return await self._writer.run(lambda tx: _append_events(tx, token, encoded_events, size))
+        held = self._held.pop(token.job_id, None)
+        last, now = await self._writer.run(lambda tx: (_append_events(tx, token, encoded_events, size), tx.now))
+        if held is not None:
+            job = append_events(held.job, token, len(encoded_events), size, now)
+            if job.events == last:
+                self._remember(_HeldJob(held.seq, job))
+        return last
 
     async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
-        work = LeaveJob(outcome)
-        return await self._writer.run(lambda tx: work.release(tx, token))
+        held = self._held.pop(token.job_id, None)
+        return await self._writer.run(ReleaseJob(token, LeaveJob(outcome), held))
 
     async def answer(
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
@@ -194,6 +228,11 @@ class SqliteJobs:
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         return await self._writer.run(lambda tx: _prune(tx, retention, limit))
 
+    def _remember(self, held: _HeldJob) -> None:
+        self._held[held.job.job_id] = held
+        if len(self._held) > _MAX_HELD:
+            self._held.popitem(last=False)
+
     def has_due(self) -> bool:
         """Whether a claim may find a job; saves an empty transaction."""
         return self._reader.fetch_one(_DUE, (self._clock(),)) is not None
@@ -207,7 +246,7 @@ class SqliteJobs:
             return self._reader.fetch_all(_NEWEST, (before, limit))
         names, values = [name for name, _ in conditions], [value for _, value in conditions]
         rows_by_state = [
-            self._reader.fetch_all(_build_state_query(names, state), (state, before, *values, limit))
+            self._reader.fetch_all(_build_state_query(names, state), (before, *values, limit))
             for state in dict.fromkeys(states)
         ]
         newest = islice(heapq.merge(*rows_by_state, reverse=True), limit)
@@ -215,15 +254,29 @@ class SqliteJobs:
 
 
 def _build_state_query(columns: Sequence[str], state: JobState) -> str:
-    """The newest rows in one state, from the index alone."""
-    index = _INDEXES[tuple(columns)]
+    """The newest rows in one state. SQLite takes a partial index only if the query repeats its condition.
+
+    Lists of one owner come from an index alone. Ended jobs of an agent, or of all, are looked for from the newest on.
+    """
+    if is_final_state(state):
+        index, condition = _ENDED_INDEXES.get(tuple(columns), "NOT INDEXED"), "ended_at IS NOT NULL"
+    elif state == "running":  # few, so they may be sorted
+        index, condition = "INDEXED BY jobs_running", "state = 'running'"
+    elif state == "queued" and columns == ["agent_id"]:
+        index, condition = "INDEXED BY jobs_agent_queue", "state = 'queued'"
+    else:
+        index, condition = "INDEXED BY jobs_waiting", "state IN ('queued', 'input_required')"
     conditions = "".join(f" AND {name} = ?" for name in columns)
-    if len(columns) > 1 and is_final_state(state):
-        index, conditions = "jobs_owner_agent", f"{conditions} AND ended_at IS NOT NULL"
     return f"""
-    SELECT seq FROM jobs INDEXED BY {index} WHERE state = ? AND seq < ?{conditions} ORDER BY seq DESC LIMIT ?
+    SELECT seq FROM jobs {index} WHERE state = '{state}' AND {condition} AND seq < ?{conditions}
+    ORDER BY seq DESC LIMIT ?
     """  # noqa: S608
 
+
+_ENDED_INDEXES = {
+    ("owner",): "INDEXED BY jobs_owner",
+    ("owner", "agent_id"): "INDEXED BY jobs_owner_agent",
+}
 
 S = TypeVar("S", bound=JobSummary)
 
@@ -234,10 +287,11 @@ class AcceptJob(BatchedWork):
     If it `is_announced`, the writer itself posts the topic of new work (see `Writer.run_announced`).
     """
 
-    __slots__ = ("encoded", "is_announced", "new")
+    __slots__ = ("encoded", "is_announced", "new", "seq")
 
     def __init__(self, new: NewJob, *, is_announced: bool = False) -> None:
         self.new = new
+        self.seq = 0  # set when it is written
         self.is_announced = is_announced
         self.encoded = EncodedJob(new.call, new.events)
 
@@ -249,7 +303,8 @@ class AcceptJob(BatchedWork):
         seq = insert_job(tx, job, self.encoded)
         if seq is None:
             return AcceptResult(match_existing_job(read_job(tx, new.job_id)[1], new), False)
-        if not self.is_announced:
+        self.seq = seq
+        if job.state == "queued" and not self.is_announced:
             tx.topics.add(WORK_TOPIC)
         return AcceptResult(job, True)
 
@@ -260,7 +315,7 @@ class AcceptJob(BatchedWork):
         for each in batch:
             if each._is_new(tx):
                 new.setdefault((each.new.owner, each.new.key) if each.new.key is not None else each, each)
-        accepted = {id(each): AcceptResult(job, True) for each, job in _insert_batch(tx, list(new.values()))}
+        accepted = {id(each): AcceptResult(job, True) for each, job in insert_jobs(tx, list(new.values()))}
         return [accepted.get(id(each)) or each._run_alone(tx) for each in batch]
 
     def _is_new(self, tx: SqliteTransaction) -> bool:
@@ -288,9 +343,12 @@ def insert_job(tx: SqliteTransaction, job: JobSummary, encoded: EncodedJob) -> i
     return seq
 
 
-def _insert_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tuple[AcceptJob, JobSummary]]:
+def insert_jobs(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tuple[AcceptJob, JobSummary]]:
+    """Insert jobs whose ids and keys are new; otherwise SQLite raises, and the group is run again, each unit alone."""
     jobs = [(each, create_job(each.new, each.encoded.size, tx.now)) for each in batch]
     (last,) = tx.execute(_LAST_SEQ).fetchone()
+    for seq, each in enumerate(batch, last + 1):
+        each.seq = seq
     tx.executemany(
         _INSERT_JOB_WITH_SEQ,
         [(seq, *to_fixed_values(job), *to_mutable_values(job)) for seq, (_, job) in enumerate(jobs, last + 1)],
@@ -302,26 +360,81 @@ def _insert_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tup
         for number, (kind, data) in enumerate(each.encoded.events, 1)
     ]
     tx.executemany(_INSERT_EVENT, event_rows)
-    if not all(each.is_announced for each in batch):
+    if not all(each.is_announced or job.state != "queued" for each, job in jobs):
         tx.topics.add(WORK_TOPIC)
     return jobs
+
+
+class ReleaseJob(BatchedWork):
+    """A worker releases its job. Jobs that are remembered, and that end, are written together."""
+
+    __slots__ = ("held", "leave", "token")
+
+    def __init__(self, token: FencingToken, leave: LeaveJob, held: _HeldJob | None) -> None:
+        self.token = token
+        self.leave = leave
+        self.held = held
+
+    def __call__(self, tx: SqliteTransaction) -> JobSummary:
+        [released] = self.run_batch(tx, [self])
+        if isinstance(released, FabricError):
+            raise released
+        return released
+
+    @staticmethod
+    def run_batch(tx: SqliteTransaction, batch: Sequence[ReleaseJob]) -> Sequence[JobSummary | FabricError]:
+        results: list[tuple[int, bytes | None]] = []
+        event_rows: list[tuple[Any, ...]] = []
+        released = [each._end(tx, results, event_rows) for each in batch]
+        tx.executemany(_PUT_RESULT, results)
+        tx.executemany(_INSERT_EVENT, event_rows)
+        return [each._run_alone(tx) if job is None else job for each, job in zip(batch, released, strict=True)]
+
+    def _end(
+        self, tx: SqliteTransaction, results: list[tuple[int, bytes | None]], event_rows: list[tuple[Any, ...]]
+    ) -> JobSummary | None:
+        """The job with its end, if the row is as it is remembered. Adds the rows that belong to it."""
+        encoded = self.leave.encoded
+        if self.held is None or not is_final_state(encoded.outcome.state) or encoded.outcome.follow_ups:
+            return None
+        seq, known = self.held
+        if not is_held_by(known, self.token):
+            return None
+        job = release_job(known, self.token, encoded.outcome, encoded.size, tx.now)
+        values = (job.state, tx.now, tx.now, job.events, job.size, job.version, encode_optional(job.error),
+                  compute_retention_end(job), seq, job.job_id, known.version, known.fence)  # fmt: skip
+        if not tx.execute(_END_JOB, values).rowcount:
+            return None
+        results.append((seq, encoded.result))
+        event_rows += _build_event_rows(tx, seq, known.events + 1, encoded.events)
+        tx.topics.add(job_topic(job.job_id))
+        return job
+
+    def _run_alone(self, tx: SqliteTransaction) -> JobSummary | FabricError:
+        before = tx.connection.total_changes
+        try:
+            return self.leave.release(tx, self.token)
+        except FabricError as exc:
+            if tx.connection.total_changes != before:
+                raise  # the group is run again, each unit alone
+            return exc
 
 
 class LeaveJob:
     """Writes how a worker or a cancellation leaves a job, and accepts its follow-up jobs in the same transaction."""
 
     def __init__(self, outcome: JobOutcome) -> None:
-        self._encoded = EncodedOutcome(outcome)
+        self.encoded = EncodedOutcome(outcome)
         self._follow_ups = [AcceptJob(new) for new in outcome.follow_ups]
 
     def release(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
         seq, job = read_job(tx, token.job_id)
-        encoded = self._encoded
+        encoded = self.encoded
         return self._write(tx, seq, release_job(job, token, encoded.outcome, encoded.size, tx.now))
 
     def cancel(self, tx: SqliteTransaction, job_id: str) -> JobSummary:
         seq, current = read_job(tx, job_id)
-        job = cancel_job(current, self._encoded.outcome, self._encoded.size, tx.now)
+        job = cancel_job(current, self.encoded.outcome, self.encoded.size, tx.now)
         if job is current:
             return current
         return self._write(tx, seq, job) if job.has_ended else write_job(tx, seq, job)
@@ -330,10 +443,10 @@ class LeaveJob:
         for follow_up in self._follow_ups:
             follow_up(tx)  # may refuse; the group is then run again without this unit
         if job.has_ended:
-            tx.execute(_PUT_RESULT, (seq, self._encoded.result))
+            tx.execute(_PUT_RESULT, (seq, self.encoded.result))
         elif job.state == "input_required":
-            tx.execute(_PUT_QUESTION, (seq, self._encoded.question))
-        return write_job(tx, seq, job, self._encoded.events)
+            tx.execute(_PUT_QUESTION, (seq, self.encoded.question))
+        return write_job(tx, seq, job, self.encoded.events)
 
 
 def _append_events(tx: SqliteTransaction, token: FencingToken, encoded_events: EncodedEvents, size: int) -> int:
@@ -387,13 +500,17 @@ def write_job(tx: SqliteTransaction, seq: int, job: S, encoded_events: EncodedEv
 
 def _write_events(tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents) -> None:
     if encoded_events:
-        tx.executemany(
-            _INSERT_EVENT,
-            [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(encoded_events, first)],
-        )
+        tx.executemany(_INSERT_EVENT, _build_event_rows(tx, seq, first, encoded_events))
+
+
+def _build_event_rows(
+    tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents
+) -> list[tuple[int, int, float, str, bytes]]:
+    return [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(encoded_events, first)]
 
 
 _WINDOW = 128
+_MAX_HELD = 10_000  # that are remembered; those of workers that lost them are forgotten with time
 
 _IS_DUE = "run_at <= :now AND (expires_at IS NULL OR expires_at > :now) AND cancel_requested = 0"
 _IS_OPEN = "owner NOT IN (SELECT value FROM json_each(:blocked_owners))"
@@ -418,9 +535,9 @@ WITH RECURSIVE waiting (agent_id) AS (
 )
 SELECT agent_id FROM waiting WHERE agent_id IS NOT NULL
 """
-_RUNNING = "SELECT count(*) FROM jobs WHERE agent_id = ? AND state = 'running'"
+_RUNNING = "SELECT count(*) FROM jobs INDEXED BY jobs_running WHERE agent_id = ? AND state = 'running'"
 _ABANDONED = """
-SELECT seq FROM jobs INDEXED BY jobs_lease WHERE state = 'running' AND lease_until <= :now
+SELECT seq FROM jobs INDEXED BY jobs_running WHERE state = 'running' AND lease_until <= :now
 UNION
 SELECT seq FROM jobs INDEXED BY jobs_expiry
 WHERE state IN ('queued', 'input_required') AND expires_at IS NOT NULL AND expires_at <= :now
@@ -444,14 +561,18 @@ _DELETE_JOB = (
 )
 
 
-def _claim(tx: SqliteTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[Job]:
+def _claim(tx: SqliteTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[tuple[int, Job]]:
+    """The jobs with their seqs."""
     size = measure_encoded(encoded_events)
     return [
-        write_job(
-            tx,
+        (
             seq,
-            claim_job(_read_full_job(tx, seq), request.hold, len(encoded_events), size, tx.now),
-            encoded_events,
+            write_job(
+                tx,
+                seq,
+                claim_job(_read_full_job(tx, seq), request.hold, len(encoded_events), size, tx.now),
+                encoded_events,
+            ),
         )
         for seq in _choose_jobs(tx, request)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import NewJob
 from a2a_fabric.core.message import (
     Delivery,
@@ -28,8 +29,8 @@ from a2a_fabric.stores.rows import (
     to_entry_values,
     to_message_values,
 )
-from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
-from a2a_fabric.stores.sqlite.jobs import AcceptJob
+from a2a_fabric.stores.sqlite.database import BatchedWork, SqliteReader, SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.jobs import AcceptJob, insert_jobs
 
 _BY_ID = "SELECT message FROM messages WHERE message_id = ?"
 _BY_KEY = "SELECT message FROM messages WHERE owner = ? AND key = ?"
@@ -42,10 +43,10 @@ _RAISE_NUMBER = """
 INSERT INTO conversations (conversation_id, last) VALUES (?, ?)
 ON CONFLICT (conversation_id) DO UPDATE SET last = excluded.last WHERE last < excluded.last
 """
-_INSERT_MESSAGE = """
+_INSERT_NEW_MESSAGE = """
 INSERT INTO messages (message_id, conversation_id, number, owner, key, sent_at, message) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING
 """
+_INSERT_MESSAGE = f"{_INSERT_NEW_MESSAGE} ON CONFLICT DO NOTHING"
 _PUT_ENTRY = """
 INSERT OR IGNORE INTO inbox_entries (inbox, message, priority, expires_at, attempt, visible_at)
 VALUES (?, ?, ?, ?, ?, ?)
@@ -84,8 +85,7 @@ class SqliteMessages:
     async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
         if job is None:
             return await self._writer.run(lambda tx: _append_message(tx, new, None))
-        accept_job = AcceptJob(job)
-        return await self._writer.run_announced(WORK_TOPIC, lambda tx: _append_message(tx, new, None, accept_job))
+        return await self._writer.run_announced(WORK_TOPIC, AppendWithJob(new, AcceptJob(job, is_announced=True)))
 
     async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> PostResult:
         return await self._writer.run(lambda tx: _append_message(tx, new, topic, limit=most))
@@ -160,6 +160,52 @@ class SqliteMessages:
         return [(topic, count) for topic, count in self._reader.fetch_all(_TOPICS, (after, limit))]
 
 
+class AppendWithJob(BatchedWork):
+    """A message and the job that delivers it.
+
+    Messages without a key have random ids, and so have their jobs: they are new and are written together.
+    """
+
+    __slots__ = ("accept_job", "new")
+
+    def __init__(self, new: NewMessage, accept_job: AcceptJob) -> None:
+        self.new = new
+        self.accept_job = accept_job
+
+    def __call__(self, tx: SqliteTransaction) -> PostResult:
+        return _append_message(tx, self.new, None, self.accept_job)
+
+    @staticmethod
+    def run_batch(tx: SqliteTransaction, batch: Sequence[AppendWithJob]) -> Sequence[PostResult | FabricError]:
+        random = [each for each in batch if each._has_random_id]
+        jobs = insert_jobs(tx, [each.accept_job for each in random])
+        messages = [number_message(each.new, _take_number(tx, each.new), tx.now, None) for each in random]
+        tx.executemany(_INSERT_NEW_MESSAGE, [to_message_values(message) for message in messages])
+        posted = {
+            id(each): PostResult(message, True, 0, job)
+            for each, message, (_, job) in zip(random, messages, jobs, strict=True)
+        }
+        return [posted.get(id(each)) or each._run_alone(tx) for each in batch]
+
+    @property
+    def _has_random_id(self) -> bool:
+        return self.new.key is None and not self.new.inboxes
+
+    def _run_alone(self, tx: SqliteTransaction) -> PostResult | FabricError:
+        before = tx.connection.total_changes
+        try:
+            return self(tx)
+        except FabricError as exc:
+            if tx.connection.total_changes != before:
+                raise  # the group is run again, each unit alone
+            return exc
+
+
+def _take_number(tx: SqliteTransaction, new: NewMessage) -> int:
+    """The next number of the conversation."""
+    return int(tx.execute(_NEXT_NUMBER, (new.conversation_id,)).fetchall()[0][0])
+
+
 def insert_subscription(tx: SqliteTransaction, subscription: TopicSubscription) -> bool:
     sql = "INSERT OR IGNORE INTO subscriptions (topic, inbox) VALUES (?, ?)"
     return tx.execute(sql, (subscription.topic, subscription.inbox)).rowcount > 0
@@ -197,8 +243,7 @@ def _append_message(
     if tx.execute(_BY_ID, (new.message_id,)).fetchone():
         raise build_duplicate_message(new)
     job = None if accept_job is None else require_new_job(accept_job(tx))  # may refuse, so it comes before any write
-    number = tx.execute(_NEXT_NUMBER, (new.conversation_id,)).fetchall()[0][0]
-    message = number_message(new, number, tx.now, topic)
+    message = number_message(new, _take_number(tx, new), tx.now, topic)
     seq = _insert_message(tx, message) or 0
     subscribers = [] if topic is None else [inbox for (inbox,) in tx.execute(_SUBSCRIBERS, (topic,)).fetchall()]
     with_capacity = [inbox for inbox in subscribers if limit is None or _has_capacity(tx, inbox, limit)]

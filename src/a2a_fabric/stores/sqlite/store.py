@@ -48,7 +48,13 @@ __all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memor
 
 _log = logging.getLogger(__name__)
 
-_STATES = "SELECT state, count(*) FROM jobs GROUP BY state"
+# From indexes alone: rows are many, and this runs on the event loop.
+_STATES = """
+SELECT state, count(*) FROM jobs INDEXED BY jobs_owner WHERE ended_at IS NOT NULL GROUP BY state
+UNION ALL SELECT state, count(*) FROM jobs INDEXED BY jobs_waiting
+WHERE state IN ('queued', 'input_required') GROUP BY state
+UNION ALL SELECT state, count(*) FROM jobs INDEXED BY jobs_running WHERE state = 'running' GROUP BY state
+"""
 _COUNTS = "SELECT (SELECT count(*) FROM agents WHERE removed = 0), (SELECT count(*) FROM messages)"
 _POLL_INTERVAL = 0.05
 _VERSIONS = "SELECT job_id, version FROM jobs WHERE job_id IN (SELECT value FROM json_each(?))"
