@@ -76,7 +76,10 @@ def combine_credentials(token: Principal, passport: Principal) -> Principal:
     A token names a principal, which must be that of the passport. A key, or a connection without credentials, says only
     who sends the request, so its holder may send it for any principal who gave it a passport. Raises AuthInvalid.
     """
-    if token.mode not in _SENDER_MODES and token.principal_id != passport.principal_id:
+    is_sender = token.mode in _SENDER_MODES or (
+        token.mode == "mtls" and (passport.mode == "passport" or token.principal_id == passport.delegate_id)
+    )
+    if not is_sender and token.principal_id != passport.principal_id:
         raise AuthInvalid(
             f"The credentials belong to '{token.principal_id}', the {passport.mode} to '{passport.principal_id}'. "
             "Send only one of them, or two of the same principal"
