@@ -293,7 +293,7 @@ async def a2a_jsonrpc(node: Node, sent: Sent) -> str:
 
 async def a2a_grpc(node: Node, sent: Sent) -> str:
     root, key, certificate = sent.pem
-    operator = {} if sent.tls is None else {"ssl": ssl.create_default_context(cadata=root.decode())}
+    operator: dict[str, Any] = {} if sent.tls is None else {"ssl": ssl.create_default_context(cadata=root.decode())}
     async with aiohttp.ClientSession() as session:  # a connection of its own, without the certificate
         card = (await Node(node.url, node.fabric, session).send(
             "GET", "/agents/percy/.well-known/agent-card.json", **operator)).json  # fmt: skip
