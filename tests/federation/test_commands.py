@@ -224,7 +224,7 @@ def test_new_agents_answer_through_a_node_that_has_their_folder(tmp_path: Path, 
             (folder / name).write_text((folder / name).read_text().replace(old, str(port)))
         programs.append(subprocess.Popen([sys.executable, "agent.py"], cwd=folder))
     try:
-        with running_node(tmp_path, "--agents", "registry.json") as node:
+        with running_node(tmp_path) as node:  # which finds the registry in its folder
             for kind in ("python", "http", "grpc"):
 
                 def call(kind: str = kind) -> Any:

@@ -17,6 +17,7 @@ from a2a_fabric.config import Config, find_unset, load_config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.federation.registry_file import REGISTRY_FILE
 from a2a_fabric.federation.source import is_federation_source, is_url
 from a2a_fabric.importing.servers import ImportedServers
 from a2a_fabric.node_setup import build_source
@@ -184,9 +185,9 @@ def _parse_env_value(text: str) -> str | None:
 
 
 def _find_declared(config: Config, base: Path) -> tuple[Path | str, ...]:
-    """What the configuration names; the default file only if it exists."""
+    """What the configuration names; else the default file and a registry, if they exist."""
     if config.agents == Config().agents:
-        return tuple(path for path in (base / name for name in config.agents) if path.exists())
+        return tuple(path for path in (base / name for name in (*config.agents, REGISTRY_FILE)) if path.exists())
     return tuple(name if is_url(name) else base / name for name in config.agents)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -53,6 +53,18 @@ _SEPARATORS = re.compile(r"[-_\s]+")
 def normalize_name(name: str) -> str:
     """`Parse-Recipe`, `parse_recipe` and `parse recipe` are one capability."""
     return _SEPARATORS.sub("_", name).lower()
+
+
+def iterate_strings(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, at any depth; not the names of members."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from iterate_strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from iterate_strings(inner)
 
 
 def to_portable_schema(schema: Any) -> Any:

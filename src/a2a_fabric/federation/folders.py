@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.agent import Manifest, iterate_strings, normalize_name
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import (
     CARD_FILE,
@@ -137,11 +137,4 @@ def check_schemas(manifest: Manifest, file: JSONFile) -> None:
 
 def find_secret_references(value: object) -> Iterator[str]:
     """Every `env:NAME` in a value, at any depth."""
-    if isinstance(value, str) and value.startswith(_ENV_PREFIX):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from find_secret_references(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from find_secret_references(inner)
+    return (text for text in iterate_strings(value) if text.startswith(_ENV_PREFIX))

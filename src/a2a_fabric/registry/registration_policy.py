@@ -7,13 +7,13 @@ so that every node knows how far to trust the agent's address, also after a rest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import REGISTERED_KEY, TRUST_RANK, Manifest, TrustTier, normalize_name
+from a2a_fabric.core.agent import REGISTERED_KEY, TRUST_RANK, Manifest, TrustTier, iterate_strings, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
 from a2a_fabric.core.policy import check_register
@@ -139,7 +139,7 @@ class RegistrationPolicy:
             raise _bad_registration(
                 manifest, "the endpoint needs a `uri` that begins with http:// or https://", "endpoint.uri"
             )
-        if any(text.startswith("env:") for text in _iter_strings(manifest.endpoint)):
+        if any(text.startswith("env:") for text in iterate_strings(manifest.endpoint)):
             raise Forbidden(
                 f"Agent '{manifest.agent_id}' cannot be registered with `env:` in its endpoint: only this node's own "
                 "files may refer to its environment",
@@ -182,14 +182,3 @@ def _bad_registration(manifest: Manifest, reason: str, field: str) -> BadInput:
     return BadInput(
         f"Agent '{manifest.agent_id}' cannot be registered: {reason}", agent_id=manifest.agent_id, field=field
     )
-
-
-def _iter_strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _iter_strings(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _iter_strings(inner)
