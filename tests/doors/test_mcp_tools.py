@@ -29,7 +29,7 @@ OPERATIONS = [
     "fabric_agent_register", "fabric_agent_heartbeat", "fabric_agent_unregister", "fabric_agent_health",
     "fabric_job_status",
     "fabric_job_stream", "fabric_job_result", "fabric_job_list", "fabric_job_cancel", "fabric_job_answer",
-    "fabric_job_retry",
+    "fabric_job_retry", "fabric_graph_plan", "fabric_graph_run",
     "fabric_message_send", "fabric_message_receive", "fabric_message_acknowledge", "fabric_message_publish",
     "fabric_message_queue_status", "fabric_message_status", "fabric_message_subscribe", "fabric_message_unsubscribe",
     "fabric_message_topics", "fabric_health",

@@ -316,6 +316,7 @@ COMMANDS: dict[str, CommandRow] = {
     "call": CommandRow("call", "Call an agent and show its answer as it is written."),
     "ask": CommandRow("ask", "Ask in plain words: the agent that fits answers.", "ask_once"),
     "chat": CommandRow("ask", "Talk with the agents of a node, in one conversation.", "chat"),
+    "run": CommandRow("run", "Run a task graph: work for several agents, as one job."),
     "messages": CommandRow(
         "program", "Send, receive and acknowledge messages; publish to topics.", "_messages", MessageCommands
     ),

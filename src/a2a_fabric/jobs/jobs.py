@@ -150,12 +150,14 @@ class Jobs:
         self._store = store
         self._dependencies = dependencies
         webhook_sender = WebhookSender(store.jobs, http, settings.webhook_secret)
-        internal_handlers = {WEBHOOK_KIND: JobHandler(handler=webhook_sender, may_repeat=True, retry=WEBHOOK_RETRY)}
+        self._internal_handlers = {
+            WEBHOOK_KIND: JobHandler(handler=webhook_sender, may_repeat=True, retry=WEBHOOK_RETRY)
+        }
         handlers = JobHandlers(
             dependencies.handler_for_jobs or dependencies.handler,
             dependencies.find_capability,
             settings.retry,
-            internal_handlers,
+            self._internal_handlers,
             dependencies.override_handler,
         )
         self._worker = Worker(
@@ -219,7 +221,7 @@ class Jobs:
                 if event_sink is ignore_event:
                     settled_job = await self._try_wait_until_settled(job.job_id, call, timeout)
                 else:
-                    await self._relay_events(job.job_id, event_sink, timeout)
+                    await self.relay_events(job.job_id, event_sink, timeout)
             finally:
                 waiting_requests.release(caller)
         return result_or_handle(settled_job or await self.get(call.auth, job.job_id))
@@ -413,6 +415,22 @@ class Jobs:
             JobOptions(at_once=True, priority=job.priority, meta={"retry_of": job_id}),
         )
 
+    def add_internal_handler(self, kind: str, job_handler: JobHandler) -> None:
+        """How internal jobs of a kind (`meta["kind"]`) run. Call it before the worker starts."""
+        self._internal_handlers[kind] = job_handler
+
+    async def accept_internal(self, new_job: NewJob) -> JobSummary:
+        """Store an internal job that its owner may see and cancel; it counts like any other. Raises RateLimited."""
+        self.waiting_requests.check(new_job.call.auth.principal_id)
+        self._dependencies.count_calls(new_job.call.auth.principal_id, 1)
+        await self._quota.take(new_job.owner)
+        digest = None if new_job.key is None else compute_call_digest(new_job.call)
+        return await self._store_job(replace(new_job, digest=digest, events=_QUEUED_EVENTS))
+
+    async def wait_for_end(self, job_id: str) -> Job:
+        """The job once it has ended, however long it takes. Raises JobNotFound, StoreUnavailable as the node stops."""
+        return await self._reader.wait_until_settled(job_id, past_questions=True)
+
     async def submit_internal(self, new_job: NewJob) -> JobSummary:
         """Store an internal job, which is in no caller's list; the same id again changes nothing."""
         return await self._store_job(new_job)
@@ -449,7 +467,7 @@ class Jobs:
         except CallTimeout:
             return None
 
-    async def _relay_events(self, job_id: str, emit: Emit, timeout: float) -> None:
+    async def relay_events(self, job_id: str, emit: Emit, timeout: float) -> None:
         """Emit its events until it ends or asks something, at most `timeout` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout), aclosing(self._reader.follow(job_id)) as events:

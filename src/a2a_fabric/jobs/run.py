@@ -87,6 +87,8 @@ class NullJobListener:
 
 
 MAY_REPEAT = "may_repeat"
+RETRY_META = "retry"  # in a job's meta: its own retry policy
+GRAPH_KIND, GRAPH_AGENT = "graph", "fabric.graphs"  # of internal jobs that run task graphs
 WAITS_FOR_LOGIN = "waits_for_login"  # in the meta of a job whose caller can be told so; others end with the error
 
 
@@ -142,11 +144,12 @@ class JobHandlers:
 
     def _handler_for_call(self, job: JobSummary) -> JobHandler:
         capability = self._find_capability(job.agent_id, job.capability)
+        own_retry = msgspec.convert(job.meta[RETRY_META], RetryPolicy) if RETRY_META in job.meta else None
         if capability is None:  # not in the catalog (yet): use what was known when the job was accepted
-            return JobHandler(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)
-        return JobHandler(
-            handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry
-        )
+            may_repeat = job.meta.get(MAY_REPEAT, False)
+            return JobHandler(handler=self._handler, may_repeat=may_repeat, retry=own_retry or self._retry)
+        retry = own_retry or capability.retry or self._retry
+        return JobHandler(handler=self._handler, may_repeat=capability.may_repeat, retry=retry)
 
 
 async def run_handler(handler: Handler, call: Call, emit: Emit) -> Result:

@@ -42,6 +42,7 @@ from a2a_fabric.core.stores import WORK_TOPIC, JobStore, Store, WakeHandle, job_
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.jobs.reader import LocalState
 from a2a_fabric.jobs.run import (
+    GRAPH_AGENT,
     JobHandlers,
     JobListener,
     JobRun,
@@ -62,6 +63,7 @@ _STOP_TIMEOUT = 5.0
 _LOG_INTERVAL = 30.0
 _DESCRIBE_TIMEOUT = 10.0  # seconds in which an agent that is online should have described itself
 _TAKEOVER_BATCH = 100
+_INTERNAL_AGENTS = (WEBHOOK_AGENT, GRAPH_AGENT)
 _MAX_ATTEMPTS = 10  # a job whose worker dies each time may be the cause
 
 
@@ -320,9 +322,10 @@ class Worker:
         settings = self._settings
         limits = settings.agents
         if len(self._internal_runs) >= settings.concurrent:
-            limits = {**limits, WEBHOOK_AGENT: 0}  # they wait, or another node takes them
+            limits = {**limits, **dict.fromkeys(_INTERNAL_AGENTS, 0)}  # they wait, or another node takes them
         elif settings.concurrent_per_agent is not None:
-            limits = {WEBHOOK_AGENT: settings.concurrent, **limits}  # the limit per agent is not for them
+            # The limit per agent is not for them.
+            limits = {**dict.fromkeys(_INTERNAL_AGENTS, settings.concurrent), **limits}
         return ClaimRequest(
             hold=self.hold,
             limit=limit,

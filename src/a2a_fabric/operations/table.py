@@ -13,6 +13,7 @@ from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.graphs.runner import Graphs
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.logins.logins import Logins
 from a2a_fabric.messages.inboxes import Inboxes
@@ -20,6 +21,7 @@ from a2a_fabric.messages.messages import Messages
 from a2a_fabric.messages.requests import RequestConversations
 from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
 from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
+from a2a_fabric.operations.graphs import GraphOperations
 from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.logins import LoginOperations
 from a2a_fabric.operations.messages import MessageOperations
@@ -43,6 +45,7 @@ class Operations:
         search = SearchOperations(gateway)
         conversations = RequestConversations(messages)
         self.routing = RequestRouting(gateway, search, conversations)
+        self.graphs = Graphs(jobs)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
         groups = (
@@ -52,6 +55,7 @@ class Operations:
             RouteOperations(gateway, calls, self.routing, conversations),
             RegistrationOperations(gateway, registrar),
             JobOperations(jobs),
+            GraphOperations(gateway, jobs, self.graphs),
             MessageOperations(inboxes, messages),
             HealthOperations(gateway),
             self._tools,
