@@ -385,6 +385,18 @@ async def test_the_agent_gets_the_identity_that_the_credentials_prove(bench: Ben
     GOOD.add((door, mode))
 
 
+@requirement("001-20")
+@pytest.mark.parametrize("cap", [[], "", [7], {"greet": True}])
+@pytest.mark.parametrize("door", [door for door in DOORS if door not in SEARCH_ONLY and door != "MCP, stdio"])
+async def test_a_token_that_its_cap_narrows_to_nothing_calls_nothing(bench: Bench, door: str, cap: Any) -> None:
+    """On stdio, the command relays to the WebSocket."""
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        token = by_token(bench.server.sign(aud=NODE_URL, scope="*", cap=cap))
+        assert await is_refused(DOORS[door], bench.node, token)
+        allowed = by_token(bench.server.sign(aud=NODE_URL, cap=["greet"]))
+        assert "login:alice" in await DOORS[door](bench.node, allowed)
+
+
 async def is_refused(call: Callable[[Node, Sent], Awaitable[str]], node: Node, sent: Sent) -> bool:
     """Whichever way the client of the protocol reports it."""
     try:
