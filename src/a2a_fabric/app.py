@@ -373,8 +373,8 @@ class Fabric:
         return self.settings.apply(config, again=("auth", "tls") if is_requested else ())
 
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
-        """The principal within a view of this node. Raises BadInput for a view that the node does not have."""
-        return self._identify.narrow(principal, Credentials(view=view))
+        """The user of MCP on stdio, within a view of this node. Raises BadInput for a view that it does not have."""
+        return self.active_policy.bind(self._identify.narrow(principal, Credentials(view=view)), "mcp", "", "")
 
     def _log_view_warnings(self, catalog: Catalog) -> None:
         """Once, when each agent has been asked what it offers: views do not change while the node runs."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.cli.program import app
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.rules import PolicyRule
 from tests.doors.test_views import listed
@@ -140,6 +141,12 @@ async def test_the_verdict_and_its_rule_are_in_the_preview(node: Node) -> None:
     }
     assert (await preview("get_note", token=CI))["rule"] == "ci-may-read"
     assert await preview("open_safe") == {"allowed": True, "reason": "asked for"}
+
+
+async def test_the_user_of_stdio_is_a_caller_of_the_mcp_door(node: Node) -> None:
+    put_in_force(node, {"name": "no-stdio", "effect": "deny", "doors": ["mcp"], "agents": ["vault"]})
+    user = node.fabric.narrow_to_view(Principal(mode="none", principal_id="stdio", trust="local"), None)
+    assert [each.agent_id for each in node.fabric.registry.visible_to(user).agents] == ["percy"]
 
 
 async def test_a_rule_for_one_door_holds_there_alone(node: Node) -> None:
