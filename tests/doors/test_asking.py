@@ -179,6 +179,17 @@ async def test_a_request_for_two_agents_has_parts(node: Node) -> None:
     assert "parts" not in await route(node, "back then the weather was better")
 
 
+@requirement("003-27", "003-40")
+async def test_a_request_for_two_agents_is_answered_by_both(node: Node) -> None:
+    answer = await ask(node, "Tell me the weather ${part9}, then suggest dinner for it", "both")
+    assert answer["status"] == "completed"
+    first, second = answer["answer"].split("\n\n", 1)
+    assert first == "wim: sunny and warm"
+    assert second == "basil: basil suggests: suggest dinner for it\n\nsunny and warm"
+    messages = (await node.send("GET", "/v1/conversations/both/messages")).json["messages"]
+    assert len(messages) == 2
+
+
 @requirement("003-38")
 async def test_rest_mcp_a2a_and_the_directory_route_by_the_same_words(node: Node) -> None:
     rest = (await node.send("POST", "/v1/ask", json={"text": "what should I cook?", "conversationId": "r"})).json

@@ -64,9 +64,15 @@ class GraphOperations:
     async def run(self, arguments: GraphRunArguments, request: OperationRequest, emit: Emit) -> Result:
         """The result of the graph, or its job if that takes longer than the caller waits. Raises BadInput."""
         timeout = self._gateway.clamp_timeout(arguments.timeout_ms) / 1000
-        graph_request = self.prepare(arguments.graph, request.principal, request, arguments.idempotency_key)
-        job = await self._graphs.accept(graph_request)
-        if arguments.as_job:
+        key = arguments.idempotency_key
+        return await self.run_graph(arguments.graph, request, emit, 0 if arguments.as_job else timeout, key)
+
+    async def run_graph(
+        self, graph: TaskGraph, request: OperationRequest, emit: Emit, timeout: float, key: str | None = None
+    ) -> Result:
+        """The result of the graph, or its job after `timeout` seconds; with 0 at once. Raises BadInput, RateLimited."""
+        job = await self._graphs.accept(self._prepare(graph, request.principal, request, key))
+        if not timeout:
             return handle_from_job(job)
         principal_id = request.principal.principal_id
         if self._jobs.waiting_requests.can_acquire(principal_id):
@@ -74,7 +80,7 @@ class GraphOperations:
                 await self._jobs.relay_events(job.job_id, emit, timeout)
         return result_or_handle(await self._jobs.get(request.principal, job.job_id))
 
-    def prepare(
+    def _prepare(
         self, graph: TaskGraph, principal: Principal, request: OperationRequest, key: str | None = None
     ) -> GraphRequest:
         """Raises BadInput, which names the node and the field."""

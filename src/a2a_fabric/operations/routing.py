@@ -29,6 +29,7 @@ from a2a_fabric.core.word_index import WordIndex, may_answer_signals
 from a2a_fabric.core.word_routing import (
     MAX_CANDIDATES,
     NoAgentFits,
+    RequestPart,
     RouteCandidate,
     SwitchCommand,
     WordRoute,
@@ -38,9 +39,11 @@ from a2a_fabric.core.word_routing import (
 )
 from a2a_fabric.core.words import MAX_TEXT
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.graphs.model import GraphNode, TaskGraph
 from a2a_fabric.messages.requests import TALKS_TO, RequestConversations
 from a2a_fabric.operations.calls import CallOperations
 from a2a_fabric.operations.catalog_indexes import CatalogIndexes
+from a2a_fabric.operations.graphs import GraphOperations
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 from a2a_fabric.operations.search import SearchOperations
 
@@ -195,10 +198,16 @@ class RequestRouting:
 
 class RouteOperations:
     def __init__(
-        self, gateway: Gateway, calls: CallOperations, routing: RequestRouting, conversations: RequestConversations
+        self,
+        gateway: Gateway,
+        calls: CallOperations,
+        graphs: GraphOperations,
+        routing: RequestRouting,
+        conversations: RequestConversations,
     ) -> None:
         self._gateway = gateway
         self._calls = calls
+        self._graphs = graphs
         self._routing = routing
         self._conversations = conversations
 
@@ -231,12 +240,31 @@ class RouteOperations:
             raise NoAgentFits(route.reason, route.candidates)
         chosen = {"agent_id": route.agent_id, "capability": route.capability}
         await emit(Event("status", {"status": "running", "message": route.reason, **chosen}))
-        call = self._build_call(arguments, request, destination)
         message = await self._record(arguments, request, destination, route.agent_id)
-        result = await self._calls.start(call, self._choose_options(call), emit)
+        if route.parts:
+            result = await self._ask_all(arguments, request, route.parts, emit)
+        else:
+            call = self._build_call(arguments, request, destination)
+            result = await self._calls.start(call, self._choose_options(call), emit)
         if message is not None:
             await self._conversations.record_answer(principal, message, route.agent_id, result, _summarize(route))
         return _add_route(result, route, conversation_id)
+
+    async def _ask_all(
+        self, arguments: AskArguments, request: OperationRequest, parts: Sequence[RequestPart], emit: Emit
+    ) -> Result:
+        """Run the parts of a request as a task graph; the answer has that of each part under its agent's name."""
+        nodes = tuple(_node_from_part(part, arguments.context) for part in parts)
+        graph = TaskGraph(nodes=nodes, graph_id="request", conversation_id=arguments.conversation_id)
+        chain = pick_longer_chain(arguments.delegation_chain, request.delegation_chain)
+        graph_request = msgspec.structs.replace(request, delegation_chain=chain)
+        timeout = self._gateway.clamp_timeout(arguments.timeout_ms) / 1000
+        result = await self._graphs.run_graph(graph, graph_request, emit, timeout)
+        if result.job_id is not None:
+            return result
+        outcomes = result.data["nodes"]
+        answers = [f"{part.agent_id}: {_answer_from_outcome(outcomes[part.id])}" for part in parts]
+        return msgspec.structs.replace(result, data={**result.data, "answer": "\n\n".join(answers)})
 
     async def _record(
         self, arguments: AskArguments, request: OperationRequest, destination: Destination, agent_id: str | None
@@ -267,6 +295,20 @@ class RouteOperations:
             conversation_id=arguments.conversation_id or msgspec.UNSET,
             delegation_chain=pick_longer_chain(arguments.delegation_chain, request.delegation_chain),
         )
+
+
+def _node_from_part(part: RequestPart, context: dict[str, Any]) -> GraphNode:
+    """A part that needs another one gets its result behind its own words. What the caller wrote refers to nothing."""
+    text = part.text.replace("${", "$ {")
+    results = "".join(f"\n\n${{{needed}}}" for needed in part.depends_on)
+    return GraphNode(id=part.id, agent=part.agent_id, capability=part.capability, task=text + results, input=context)
+
+
+def _answer_from_outcome(outcome: dict[str, Any]) -> str:
+    if (result := outcome.get("result")) is not None:
+        answer = result.get("answer")
+        return answer if isinstance(answer, str) else msgspec.json.encode(result).decode()
+    return str((outcome.get("error") or {}).get("message") or outcome.get("reason") or outcome.get("state"))
 
 
 def _candidate_from_hit(hit: SearchHit) -> RouteCandidate:

@@ -46,16 +46,17 @@ class Operations:
         conversations = RequestConversations(messages)
         self.routing = RequestRouting(gateway, search, conversations)
         self.graphs = Graphs(jobs)
+        graph_operations = GraphOperations(gateway, jobs, self.graphs)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
         groups = (
             AgentOperations(gateway, registrar, jobs.waiting_requests),
             calls,
             search,
-            RouteOperations(gateway, calls, self.routing, conversations),
+            RouteOperations(gateway, calls, graph_operations, self.routing, conversations),
             RegistrationOperations(gateway, registrar),
             JobOperations(jobs),
-            GraphOperations(gateway, jobs, self.graphs),
+            graph_operations,
             MessageOperations(inboxes, messages),
             HealthOperations(gateway),
             self._tools,
