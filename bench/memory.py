@@ -1,4 +1,4 @@
-"""Memory over a million calls, and of idle MCP sessions."""
+"""Memory over a million calls, of idle MCP sessions, and of agents."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SLICES = 10
 LONGEST = 150.0  # seconds; on a slow machine the table ends earlier
 CONNECTIONS = 64
 SESSIONS = 5000
+AGENTS = 10_000
 
 
 def run(runner: asyncio.Runner, cores: Cores) -> None:
@@ -24,6 +25,18 @@ def run(runner: asyncio.Runner, cores: Cores) -> None:
         with processes.node(agents, cores.gateway) as node:
             runner.run(_measure_calls(node))
             runner.run(_measure_sessions(node))
+        _measure_agents(agent.port, cores)
+
+
+def _measure_agents(port: int, cores: Cores) -> None:
+    """How much more a node with many agents has, when all of them have been asked for their health."""
+    memory = []
+    for count in (10, AGENTS):
+        with processes.node(manifests(port, count), cores.gateway) as node:
+            processes.wait_until_idle(node.pid)
+            memory.append(processes.memory_mb(node.pid))
+    print("\n| registered agents | number | memory KB each | goal |\n|---|---|---|---|")
+    print(f"| HTTP agents | {AGENTS:,} | {(memory[1] - memory[0]) * 1024 / AGENTS:.1f} | under 12 |", flush=True)
 
 
 async def _measure_calls(node: ServerProcess) -> None:
@@ -48,12 +61,12 @@ async def _measure_calls(node: ServerProcess) -> None:
 
 
 async def _measure_sessions(node: ServerProcess) -> None:
-    print("\n| idle MCP sessions | number | memory KB each |\n|---|---|---|")
+    print("\n| idle MCP sessions | number | memory KB each | goal |\n|---|---|---|---|")
     for path, tool in (("/mcp", "old_add"), ("/agents/old/mcp", "add")):
         before = processes.memory_mb(node.pid)
         await _open_sessions(node.port, handshake(node.port, path, tool, TOKEN))
         memory = processes.memory_mb(node.pid) - before
-        print(f"| {path} | {SESSIONS:,} | {memory * 1024 / SESSIONS:.1f} |", flush=True)
+        print(f"| {path} | {SESSIONS:,} | {memory * 1024 / SESSIONS:.1f} | under 30 |", flush=True)
 
 
 async def _open_sessions(port: int, plan: load.RequestPlan) -> None:

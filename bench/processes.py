@@ -168,6 +168,16 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | _PROCESS_CPU_CLOCK)
 
 
+def wait_until_idle(pid: int, within: float = 60) -> None:
+    """Wait until a process hardly works any more."""
+    ends_at = time.monotonic() + within
+    busy = 1.0
+    while busy > 0.1 and time.monotonic() < ends_at:
+        before = cpu_seconds(pid)
+        time.sleep(1)
+        busy = cpu_seconds(pid) - before
+
+
 def child_of(pid: int) -> int:
     """The first process that this process has started; the process itself if there is none."""
     for status in Path("/proc").glob("[0-9]*/stat"):

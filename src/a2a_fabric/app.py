@@ -265,7 +265,9 @@ class Fabric:
             first_list_timeout=config.health.first_list_timeout,
         )
         self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
-        self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
+        self._prompts_and_resources = PromptResourceProviders(
+            self._find_prompts_and_resources, lambda: self.runtime_pool.special_ids
+        )
         gauges = AgentGauges(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
         self.telemetry.metrics.add_source(gauges.render)
 
@@ -452,6 +454,7 @@ class Fabric:
             drain_timeout=limits.drain_seconds,
             probe_timeout=self.config.health.timeout,
             is_signed=self._node_identity.is_signed,
+            special_types=(OffersPromptsAndResources, PerPrincipalRuntime),
         )
         stack.push_async_callback(pool.aclose)
         return pool

@@ -24,6 +24,8 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LOCATION = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MAX_BYTES = 64 * 1024 * 1024
+_PART_BYTES = 64 * 1024  # of a long list that is loaded in parts
+_LIST_ENTRY = re.compile(r"^- ", re.MULTILINE)
 
 
 class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # the base class is known only at run time
@@ -53,6 +55,29 @@ def pause_gc() -> Iterator[None]:
             gc.enable()
 
 
+def _load_long_list(text: str) -> list[Any] | None:
+    """The value of a file that is one long list, part after part; None for any other file.
+
+    A parsed text takes a hundred times its size until its value is made, and the heap does not shrink again.
+    """
+    if len(text) <= 2 * _PART_BYTES:
+        return None
+    value: list[Any] = []
+    begin = 0
+    try:
+        for end in (*(match.start() for match in _LIST_ENTRY.finditer(text)), len(text)):
+            if end - begin < _PART_BYTES and end < len(text):
+                continue
+            part = yaml.load(text[begin:end], Loader=_UniqueKeyLoader)  # noqa: S506  # a safe loader
+            if not isinstance(part, list):
+                return None
+            value += part
+            begin = end
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None  # an alias, a second document or a mistake: the whole text decides, and has the right lines
+    return value
+
+
 class YAMLFile:
     """A file that was read: its name, its text, its value."""
 
@@ -61,7 +86,7 @@ class YAMLFile:
         self.text = text
         try:
             with pause_gc():
-                self.value: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  # a safe loader
+                self.value: Any = _load_long_list(text) or yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  # a safe loader
         except yaml.YAMLError as exc:
             mark = getattr(exc, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name

@@ -11,6 +11,7 @@ from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint
+from a2a_fabric.doors.mcp.sessions import OpenSessions
 from tests.fixtures.mcp_client import MODES, client
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import Node, eventually, running
@@ -122,7 +123,7 @@ async def test_our_own_mistake_is_told_with_the_trace_under_which_the_log_has_it
     async def break_down(scope: Any, principal: Any) -> Any:
         raise RuntimeError("a secret of ours")
 
-    endpoint = McpHttpEndpoint(node.fabric.doors[1].hot["/mcp"]._context, break_down)  # type: ignore[attr-defined]
+    endpoint = McpHttpEndpoint(node.fabric.doors[1].hot["/mcp"]._context, OpenSessions("sessions", 1), break_down)  # type: ignore[attr-defined]
     head, body = modern("tools/list")
     headers = [(name.lower().encode(), value.encode()) for name, value in head.items()]
     arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]

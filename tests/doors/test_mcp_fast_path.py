@@ -48,8 +48,9 @@ async def node(percy: Percy) -> AsyncIterator[Node]:
 
 
 def stranger() -> dict[str, Any]:
-    """A client that the node has never seen, so the SDK looks at it."""
-    return {"io.modelcontextprotocol/clientInfo": {"name": f"client {next(_strangers)}", "version": "1"}}
+    """A client that the node has never seen, with a field that it does not judge itself, so the SDK looks at it."""
+    about = {"name": f"client {next(_strangers)}", "version": "1", "icons": []}
+    return {"io.modelcontextprotocol/clientInfo": about}
 
 
 async def ask(node: Node, method: str, params: dict[str, Any], meta: dict[str, Any], **headers: Any) -> Reply:
@@ -85,6 +86,7 @@ def _without_trace(value: Any) -> Any:
 
 ALIKE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("tools/list", {}, {}),
+    ("server/discover", {}, {}),
     ("tools/call", {"name": "percy_reason", **TASK}, {}),
     ("tools/call", {"name": "fabric.tool.agent.percy.reason", **TASK}, {}),
     ("tools/call", {"name": "percy_reason", "arguments": {"task": "é ☃ \\ud83d", "depth": 2}}, {}),
@@ -125,7 +127,6 @@ async def test_both_ways_say_the_same(node: Node, method: str, params: dict[str,
 
 LONG: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, str]]] = [
     ("resources/list", {}, {}, {}),
-    ("server/discover", {}, {}, {}),
     ("tools/list", {"cursor": "x"}, {}, {}),
     ("tools/call", {"name": 5}, {}, {}),
     ("tools/call", {"name": "percy_reason", "arguments": [1]}, {}, {}),

@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient
+from tests.fixtures.mcp_raw import Session
 from tests.fixtures.node import PSK, Node, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -150,6 +151,14 @@ async def list_tools(node: Node) -> None:
     assert (page["count"], page["total"]) == (1000, NUMBER)
 
 
+async def look_for_resources(node: Node) -> None:
+    """By a client for which the SDK is loaded, so that its server has to be told of each change."""
+    async with Session(node) as session:
+        assert "result" in await session.answer({"jsonrpc": "2.0", "id": 2, "method": "resources/list"})
+        await register(node)
+        assert "result" in await session.answer({"jsonrpc": "2.0", "id": 3, "method": "prompts/list"})
+
+
 async def show_health(node: Node) -> None:
     assert (await node.operation("fabric.health"))["result"]["agents"]["count"] == NUMBER
 
@@ -181,7 +190,7 @@ async def register(node: Node) -> None:
     "work",
     [
         scrape, list_all, list_narrow, look_for_words, list_tools, show_health, show_cards, discover, list_rest,
-        register,
+        register, look_for_resources,
     ],
     ids=lambda work: work.__name__,
 )  # fmt: skip

@@ -103,3 +103,42 @@ def test_merge_keys_still_work() -> None:
     text = "doors:\n- &a {kind: x, port: 1}\n- {<<: *a, port: 2}\n"
     house = YAMLFile("x", text).decode(House)
     assert [(door.kind, door.port) for door in house.doors] == [("x", 1), ("x", 2)]
+
+
+LONG = "# many\n" + "".join(f"- {{kind: door {number}, words: {'x' * 90}}}\n" for number in range(3000))
+
+
+def test_a_long_list_is_loaded_in_parts_with_the_same_value() -> None:
+    value = YAMLFile("doors.yaml", LONG).value
+    assert [entry["kind"] for entry in value] == [f"door {number}" for number in range(3000)]
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (LONG.replace("- {", "- &first {", 1) + "- *first\n", {"kind": "door 0", "words": "x" * 90}),
+        (LONG + '- "two\n- lines"\n', "two - lines"),
+        (LONG + "- |\n two\n - lines\n", "two\n- lines\n"),
+    ],
+    ids=["an alias", "a quoted text", "a block of text"],
+)
+def test_a_long_list_with_entries_that_belong_together(text: str, last: object) -> None:
+    value = YAMLFile("doors.yaml", text).value
+    assert (len(value), value[-1]) == (3001, last)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LONG + "- {kind: a, kind: b}\n", "doors.yaml:3002: not valid YAML: key 'kind' is written twice"),
+        (LONG + "--- \n- second document\n", "doors.yaml:3002: not valid YAML: but found another document"),
+    ],
+)
+def test_a_mistake_in_a_long_list_is_told_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        YAMLFile("doors.yaml", text)
+    assert caught.value.message.startswith(said)
+
+
+def test_a_long_list_under_a_key_is_no_list() -> None:
+    assert list(YAMLFile("doors.yaml", "doors:\n" + LONG).value) == ["doors"]

@@ -1,4 +1,4 @@
-"""Prints results on stdout and remarks on stderr: JSON for programs, tables for people, plain columns for pipes.
+"""Prints results on stdout and remarks on stderr: JSON for programs, text for people (tables: `tables.py`).
 
 The content parts of a result are listed, or saved as files."""
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,17 +16,12 @@ from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.result import Part, PartKind
 
-_MIN_WIDTH = 14  # shorter words are not broken, as long as the terminal is wide enough
 _MAX_NAMES = 24  # characters of a list of names
-_COLUMN_GAP = 2
-_STYLES = {
+STYLES = {
     **dict.fromkeys(("online", "ok", "completed"), "green"),
     **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
     **dict.fromkeys(("offline", "failed", "timeout", "rejected"), "red"),
@@ -126,43 +120,13 @@ def print_result(data: dict[str, Any], shown_text: str = "", *, is_continuation:
         typer.echo(f"{name}: {format_value(value)}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        console = Console()
-        console.print(_build_table(columns, rows, console.width))
-        return
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in [[name.upper() for name in columns], *rows]:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     """Names and values, one pair on each line; empty values are left out."""
     filled = [(name, value) for name, value in fields if value]
     width = max((len(name) for name, _ in filled), default=0)
     for name, value in filled:
         typer.secho(f"{name.ljust(width)}  ", bold=True, nl=False)
-        typer.secho(value, fg=_STYLES.get(value) if _STYLES.get(value) != "dim" else None)
-
-
-def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """The first column is never broken; the others break long words if the terminal is too narrow for them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    first, *others = zip(columns, *rows, strict=True)
-    min_widths = [
-        min(_MIN_WIDTH, max(len(word) for cell in cells for word in cell.split() or [""])) for cells in others
-    ]
-    available = width - max(map(len, first)) - _COLUMN_GAP * len(others)
-    is_tight = sum(min_widths) > available
-    while sum(min_widths) > max(available, len(others)):
-        min_widths[min_widths.index(max(min_widths))] -= 1
-    table.add_column(columns[0].upper(), no_wrap=True, overflow="fold")
-    for name, min_width in zip(columns[1:], min_widths, strict=True):
-        table.add_column(name.upper(), overflow="fold", min_width=min_width, width=min_width if is_tight else None)
-    for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    return table
+        typer.secho(value, fg=STYLES.get(value) if STYLES.get(value) != "dim" else None)
 
 
 def print_parts(parts: Sequence[Part]) -> None:

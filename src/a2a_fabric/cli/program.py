@@ -8,6 +8,7 @@ Exit codes: 0 done · 1 failed · 2 misused · 130 interrupted."""
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 from importlib import import_module
@@ -57,7 +58,10 @@ class CommandGroup(TyperGroup):
 
 def load_command(name: str, row: CommandRow) -> Any:
     """Import the command and build it."""
+    gc.disable()  # imports make many objects and no garbage
     function = getattr(import_module(f"{__package__}.{row.module}"), row.function)
+    gc.freeze()
+    gc.enable()
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, no_args_is_help=row.group is not None
     )

@@ -16,7 +16,8 @@ from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
 from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.node_setup import plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url, Wide
-from a2a_fabric.cli.output import clip_text, print_json, print_line, print_table, remark, report_errors
+from a2a_fabric.cli.output import clip_text, print_json, print_line, remark, report_errors
+from a2a_fabric.cli.tables import print_table
 from a2a_fabric.cli.tool_approval import ToolApproval
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shlex
 import shutil
 import socket
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.files import announce_node
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
@@ -26,10 +28,9 @@ from a2a_fabric.config import Config, TLSSettings, parse_listen, prepare_process
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
-from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.demo.agents import MOUNTED, DemoAgents
 from a2a_fabric.node_setup import list_exposure_warnings, resolve_tls_files
 from a2a_fabric.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
@@ -84,6 +85,7 @@ def run(
 
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
+    gc.disable()  # the start leaves no garbage; the server enables it
     environ = read_environment()
     store_address = None if store is None else resolve_address(store, Path.cwd())  # relative to this folder
 
@@ -146,10 +148,12 @@ async def start_node(
 ) -> Fabric:
     """Start a node without a port. Raises ConfigError: at the start there is no earlier catalog to keep."""
     sources: list[AgentSource] = [*setup.build_sources()]
+    mounted: Sequence[Agent] = ()
     if setup.is_demo:
-        sources.append(await stack.enter_async_context(DemoAgents()))
+        demo = load_module("a2a_fabric.demo.agents")  # most nodes never need it
+        sources.append(await stack.enter_async_context(demo.DemoAgents()))
+        mounted = demo.MOUNTED
     with setup.locate_errors():
-        mounted = MOUNTED if setup.is_demo else ()
         node = Fabric(
             setup.config,
             base=setup.base,

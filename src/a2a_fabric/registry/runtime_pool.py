@@ -196,8 +196,14 @@ class RuntimePool:
         drain_timeout: float,
         probe_timeout: float = 5.0,
         is_signed: Callable[[Manifest], bool] = lambda _: False,
+        special_types: tuple[type, ...] = (),
     ) -> None:
-        """`is_signed` says whether requests to an agent are signed, so that their signer must know the call."""
+        """`is_signed` says whether requests to an agent are signed, so that their signer must know the call.
+
+        `special_ids` are the agents whose runtime is of one of `special_types`: a fleet need not be searched.
+        """
+        self.special_ids: set[str] = set()
+        self._special_types = special_types
         self._build = build
         self._is_signed = is_signed
         self._loader = loader
@@ -254,7 +260,14 @@ class RuntimePool:
         if live_runtime is None or live_runtime.runtime is not current:
             return False
         live_runtime.set_runtime(replacement)
+        self._note_special(agent_id, replacement)
         return True
+
+    def _note_special(self, agent_id: str, runtime: Runtime) -> None:
+        if isinstance(runtime, self._special_types):
+            self.special_ids.add(agent_id)
+        else:
+            self.special_ids.discard(agent_id)
 
     def _start(self, manifest: Manifest) -> LiveRuntime:
         manifest = self._current_manifest(manifest)
@@ -266,6 +279,7 @@ class RuntimePool:
         live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
             manifest, runtime, gate, self._probe_timeout, is_signed=self._is_signed(manifest)
         )
+        self._note_special(manifest.agent_id, runtime)
         if self._catalog is not None:
             live_runtime.set_translation(self._catalog.translations.get(manifest.agent_id))
         return live_runtime
@@ -310,6 +324,7 @@ class RuntimePool:
             manifest = catalog.get(agent_id)
             if manifest is None or _connection_key(manifest) != _connection_key(live_runtime.manifest):
                 del self._live_runtimes[agent_id]
+                self.special_ids.discard(agent_id)
                 task = asyncio.get_running_loop().create_task(live_runtime.close(self._drain_timeout))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)

@@ -6,10 +6,7 @@ flight; the second stops at once. SIGHUP reads the configuration again."""
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import gc
-import itertools
 import logging
 import signal
 import socket
@@ -23,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.web.asgi import WebApp
+from a2a_fabric.web.garbage import GarbageCollection
 from a2a_fabric.web.protocol import HttpProtocol
 from a2a_fabric.web.tls import ServerTLS
 
@@ -33,8 +31,6 @@ except ImportError:  # Windows
 
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
-_COLLECT_SECONDS = 60.0
-_YOUNG_COLLECTIONS = 10
 _RESERVED_FILES = 1024  # open files besides client connections: agents, programs, stores
 
 
@@ -145,8 +141,7 @@ class HttpServer(uvicorn.Server):
                 loop.add_signal_handler(number, handler)
         except (NotImplementedError, RuntimeError, ValueError):
             handled_signals = ()  # not the main thread: the starting code calls `stop`
-        _freeze_startup_objects()
-        garbage_task = asyncio.ensure_future(_collect_garbage())
+        garbage_task = asyncio.ensure_future(GarbageCollection(lambda: not self.server_state.tasks).run())
         try:
             await self.serve(sockets=self._listen_sockets)
         finally:
@@ -194,32 +189,6 @@ class HttpServer(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             for task in self.server_state.tasks:
                 task.cancel()
-
-
-def _freeze_startup_objects() -> None:
-    """Exclude the objects of the start from garbage collection, which would take a tenth of the time of every call."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 10)
-
-
-async def _collect_garbage() -> None:
-    """Collect young garbage every minute and all garbage every ten minutes.
-
-    Libraries leave reference cycles, and the thresholds above count objects, not time: an idle node would never
-    reach them.
-    """
-    for number in itertools.count(1):
-        await asyncio.sleep(_COLLECT_SECONDS)
-        gc.collect(2 if number % _YOUNG_COLLECTIONS == 0 else 1)
-        await asyncio.to_thread(_return_free_memory)
-
-
-def _return_free_memory() -> None:
-    """glibc keeps memory that threads have freed; other C libraries return it by themselves."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def raise_file_limit(connections: int) -> int:

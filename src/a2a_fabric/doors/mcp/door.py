@@ -16,6 +16,7 @@ from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
+from a2a_fabric.doors.mcp.light_sessions import LightSessions
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
 from a2a_fabric.doors.mcp.servers import ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
@@ -103,7 +104,9 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
 
     def build_fast_path(manifest: Manifest | None) -> FastPath:
         fast_sessions = FastSessions(settings.session_idle, find_open_session=sessions.find)
-        return FastPath(context, build_catalog(manifest), fast_sessions)
+        path_catalog = build_catalog(manifest)
+        light_sessions = LightSessions(context, path_catalog, sessions, fast_sessions)
+        return FastPath(context, path_catalog, fast_sessions, light_sessions)
 
     selector = ProxySelector(
         context,
@@ -119,8 +122,8 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         return await servers.get_gateway_server()
 
     gateway_endpoint, agent_endpoint = (
-        McpHttpEndpoint(context, find_gateway_server, lambda scope, principal: gateway_fast_path),
-        McpHttpEndpoint(context, selector.find_server, selector.find_fast_path, selector.serve_direct),
+        McpHttpEndpoint(context, sessions, find_gateway_server, lambda scope, principal: gateway_fast_path),
+        McpHttpEndpoint(context, sessions, selector.find_server, selector.find_fast_path, selector.serve_direct),
     )
     agent_route = Route("/agents/{agent_id:path}/mcp", agent_endpoint)
     sse = SseEndpoints(context, sessions, servers.get_gateway_server)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections import OrderedDict
+from contextvars import ContextVar
 from typing import NamedTuple
 
-from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore, StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
@@ -85,10 +87,24 @@ class SessionEventLog(EventStore):
         return None if is_answered else last.stream_id
 
 
+adopted_session: ContextVar[str | None] = ContextVar("adopted_mcp_session", default=None)
+
+
 class ResumableSessionManager(StreamableHTTPSessionManager):
-    """The SDK's manager, with one event log for each session instead of one for all."""
+    """The SDK's manager, with one event log for each session instead of one for all.
+
+    A session that is opened while `adopted_session` is set has that id.
+    """
 
     _total: list[int]
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        transport, name = super()._admit_session(requestor), adopted_session.get()
+        if transport is not None and name is not None and transport.mcp_session_id is not None:
+            self._server_instances[name] = self._server_instances.pop(transport.mcp_session_id)
+            self._session_owners[name] = self._session_owners.pop(transport.mcp_session_id)  # the door names one always
+            transport.mcp_session_id = name
+        return transport
 
     @property
     def event_store(self) -> EventStore:  # the SDK reads it once for each session

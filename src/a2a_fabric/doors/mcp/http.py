@@ -35,10 +35,17 @@ from a2a_fabric.doors.edge import (
     run_until_disconnect,
     take_buffered_body,
 )
-from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest, HandshakeCallParams, HandshakeListParams
+from a2a_fabric.doors.mcp.fast_path import (
+    FastPath,
+    FastRequest,
+    HandshakeCallParams,
+    HandshakeListParams,
+    fits_both,
+)
+from a2a_fabric.doors.mcp.light_sessions import hand_over
 from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.results import http_status_of, to_error_body, to_protocol_error
-from a2a_fabric.doors.mcp.sessions import FastSession
+from a2a_fabric.doors.mcp.sessions import FastSession, OpenSessions
 from a2a_fabric.doors.mcp.tool_calls import ScopeMissing
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.wire import LISTEN_METHOD, SESSION_HEADER_BYTES, McpMessage, McpProtocolError
@@ -122,12 +129,14 @@ class McpHttpEndpoint:
     def __init__(
         self,
         context: DoorContext,
+        sessions: OpenSessions,
         find_server: FindServer,
         find_fast_path: FindFastPath = lambda scope, principal: None,
         serve_direct: ServeDirect | None = None,
     ) -> None:
         self._context = context
         self._edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
+        self._sessions = sessions
         self._find_server = find_server
         self._serve_direct = serve_direct
         self._find_fast_path = find_fast_path
@@ -215,12 +224,15 @@ class McpHttpEndpoint:
                 if questions is None:
                     return
         cycle.continue_trace_of(message)
+        if fast_path and await fast_path.light_sessions.answer(cycle, message, accepts_json=fits_both(head)):
+            return
         if fast_path and message:
             fast_path.check_scope(message, principal)
         request_context = McpRequestContext(principal, cycle.trace, direct_context.delegation_chain)
         request_context.message, request_context.pending_questions = message, questions
         request_context.wants_all_tools = direct_context.wants_all_tools
         server = await self._find_server(scope, principal)
+        await hand_over(self._sessions, head, scope["path"], principal, server)
         observed_send = self._observe_reply(fast_path, fast_request, cycle, message)
         replayed = replay_body(body, receive)
         if message is not None and message.method == "initialize":

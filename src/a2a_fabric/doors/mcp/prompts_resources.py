@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from itertools import compress
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeVar
 
 import mcp_types as types
@@ -88,6 +89,9 @@ class SharedItem(ItemSource, frozen=True, kw_only=True):
 
     address: str
     entry: dict[str, Any]
+
+
+_get_id = attrgetter("agent_id")
 
 
 class _ItemTable:
@@ -221,7 +225,9 @@ class PromptsAndResources:
         return self._table
 
     def _read_listings(self, principal: Principal | None) -> list[tuple[Manifest, PromptResourceListing]]:
-        pairs = ((manifest, self._providers.find(manifest.agent_id, principal)) for manifest in self._list_agents())
+        ids, agents = self._providers.list_ids(), self._list_agents()
+        manifests = compress(agents, map(ids.__contains__, map(_get_id, agents)))  # not one by one: they may be many
+        pairs = ((manifest, self._providers.find(manifest.agent_id, principal)) for manifest in manifests)
         return [(manifest, provider.listing) for manifest, provider in pairs if provider is not None]
 
 
@@ -320,7 +326,8 @@ class PromptResourceHandlers:
 
     async def list_resources(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
         await self._wait_for_lists(ctx)
-        entries = [*map(_manifest_resource, self._list_agents(ctx)), *self._list_entries(ctx, "resources")]
+        manifests = _select_page(self._list_agents(ctx), params.cursor)
+        entries = [*map(_manifest_resource, manifests), *self._list_entries(ctx, "resources")]
         return _make_page("resources", entries, "uri", params.cursor)
 
     async def list_templates(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
@@ -497,6 +504,13 @@ def _make_page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: s
     if start + _PAGE_SIZE < len(ordered):
         listed["nextCursor"] = page[-1][key]
     return listed
+
+
+def _select_page(agents: Sequence[Manifest], cursor: str | None) -> Sequence[Manifest]:
+    """The agents whose manifests can be on this page, and one more if there are more: there may be very many."""
+    ordered = sorted(agents, key=_get_id)
+    start = 0 if cursor is None else bisect_right(ordered, cursor, key=lambda each: AGENT_URI_PREFIX + each.agent_id)
+    return ordered[start : start + _PAGE_SIZE + 1]
 
 
 def _add_meta(trace: Trace, source: ItemSource, result: dict[str, Any]) -> dict[str, Any]:

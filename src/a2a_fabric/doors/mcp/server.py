@@ -31,8 +31,9 @@ from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, MANDATE_META_KEY, PASSPORT_META_KEY, current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import head_from_scope
-from a2a_fabric.doors.mcp.event_log import ResumableSessionManager
+from a2a_fabric.doors.edge import head_from_scope, replay_body
+from a2a_fabric.doors.mcp.event_log import ResumableSessionManager, adopted_session
+from a2a_fabric.doors.mcp.light_sessions import LightSession
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
 from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.sdk_request import (
@@ -48,7 +49,7 @@ from a2a_fabric.doors.mcp.sdk_request import (
     set_log_level,
 )
 from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
-from a2a_fabric.doors.mcp.sessions import OpenSessions
+from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
@@ -56,7 +57,7 @@ from a2a_fabric.doors.mcp.tools import ListingClient, McpServerInfo, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
-from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, McpProtocolError
+from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpProtocolError
 
 IncomingTexts = AsyncIterator[str | bytes]
 SendText = Callable[[str], Awaitable[None]]
@@ -289,6 +290,11 @@ _DEFAULT_SCOPE: Mapping[str, Any] = {
 }
 
 
+_ACCEPT_BOTH = (b"accept", b"application/json, text/event-stream")
+_REPLAY_HEADERS = [(b"content-type", b"application/json"), _ACCEPT_BOTH]
+_INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+
+
 class McpServer:
     def __init__(
         self,
@@ -383,6 +389,28 @@ class McpServer:
             if session.name is None:
                 sessions.end(session)
 
+    async def adopt_session(self, name: str, session: OpenSession, light: LightSession) -> None:
+        """Open a session that was opened without the SDK, as its client did. A session's close closes it then."""
+        _current_principal.set(light.principal)
+        adopted_session.set(name)
+        await self._replay(light, light.body, [])
+        session.close = partial(self._close_session, name.encode(), light.principal)
+        if light.is_initialized:
+            headers = [(SESSION_HEADER_BYTES, name.encode()), (VERSION_HEADER_BYTES, light.version.encode())]
+            await self._replay(light, _INITIALIZED, headers)
+
+    async def _replay(self, light: LightSession, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        scope = {
+            **_DEFAULT_SCOPE,
+            "type": "http",
+            "method": "POST",
+            "path": light.path,
+            "headers": [*headers, *_REPLAY_HEADERS],
+            "user": _make_user(light.principal),
+            REQUEST_CONTEXT_KEY: McpRequestContext(light.principal),
+        }
+        await self._session_manager.handle_request(scope, replay_body(body, _never_disconnect), _discard)
+
     async def _serve_in_session(self, session_id: str, scope: Any, receive: Receive, send: Send) -> None:
         session = self._open_sessions.find(session_id)
         if session is None or scope["method"] == "DELETE":
@@ -406,7 +434,7 @@ class McpServer:
             "type": "http",
             "method": "DELETE",
             "path": "/mcp",
-            "headers": [(SESSION_HEADER_BYTES, session_id), (b"accept", b"application/json, text/event-stream")],
+            "headers": [(SESSION_HEADER_BYTES, session_id), _ACCEPT_BOTH],
             "user": _make_user(principal),
         }
         await self._session_manager.handle_request(scope, _receive_empty, _discard)
@@ -421,6 +449,10 @@ class McpServer:
 
 async def _receive_empty() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _never_disconnect() -> Any:
+    await asyncio.Event().wait()
 
 
 async def _discard(message: Any) -> None:

@@ -69,9 +69,9 @@ class McpServers:
         return self._servers.get(agent_id) or await self._open(manifest)
 
     async def prepare(self) -> None:
-        """On a node with MCP servers behind it the SDK is loaded anyway: before the first client waits for it."""
+        """On a node with MCP servers behind it the SDK is loaded anyway. The start does not wait for it."""
         if any(manifest.runtime == "mcp" for manifest in self._gateway.registry.catalog.agents):
-            await self.get_gateway_server()
+            self._spawn(self.get_gateway_server)
 
     def stop(self) -> None:
         for server in self._servers.values():
@@ -133,7 +133,7 @@ class McpServers:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("Closing an MCP server failed: %s", task.exception())
+            _log.error("Opening or closing an MCP server failed: %s", task.exception())
 
 
 OnChange = Callable[[], None]

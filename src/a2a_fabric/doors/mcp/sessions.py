@@ -4,15 +4,15 @@ At the limit, the session that has been idle longest is closed, among those of t
 sessions. A session with a request in flight is not idle. A session that was opened and never used ends early.
 A caller has at most its share: then one of its own sessions is closed for its next one. No session of a caller
 with fewer sessions is ever closed for it. So a caller whose sessions are all in use leaves room for others.
-The SDK opens, keeps and ends sessions; once it has accepted `notifications/initialized`, a plain `tools/call`
-needs nothing of what the SDK keeps.
+A session is light until it needs the SDK (`light_sessions.py`), which then opens, keeps and ends it. Once
+`notifications/initialized` has been accepted, a plain `tools/call` needs nothing of what the SDK keeps.
 
 Invariants of fast sessions:
-- A session is fast only after the SDK answered 202 to its `notifications/initialized`, and only for the same
+- A session is fast only after 202 was answered to its `notifications/initialized`, and only for the same
   principal and protocol version; 404, DELETE and `logging/setLevel` end that.
 - A request id that is in flight on the fast path is not taken a second time; the SDK reports the duplicate.
 - At least once in a quarter of the idle time a call goes to the SDK, so that the SDK does not take the session
-  for idle while calls bypass it.
+  for idle while calls bypass it; the SDK knows nothing of light sessions.
 - A session that was closed to make room is not fast any more, because `OpenSession.is_open` is shared."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +31,9 @@ from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import ANONYMOUS_CALLER, share_to_multiple
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpMessage, decode_or_none
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.light_sessions import LightSession
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
@@ -50,6 +54,7 @@ class OpenSession:
         "client_name",
         "close",
         "is_open",
+        "light",
         "name",
         "owner",
         "requests",
@@ -62,6 +67,7 @@ class OpenSession:
         self.name: str | None = None
         self.client_name: str | None = None  # as the client calls itself; known when it has initialized
         self.can_show_apps = False
+        self.light: LightSession | None = None  # until the SDK takes over
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0
@@ -182,7 +188,8 @@ class OpenSessions:
         self._sweep_timer = None
         idle = self._list_idle(self._unused_timeout)
         unused = [each for each in idle if each.answered_requests <= 1]  # `initialize`
-        for session in unused:
+        expired = [each for each in self._list_idle(self._idle_timeout) if each.answered_requests > 1]
+        for session in (*unused, *expired):
             self.end(session)
             self._close(session)
         if unused:
@@ -233,13 +240,15 @@ async def _close_logged(session: OpenSession) -> None:
 
 
 _MAX_FAST_SESSIONS = 10_000
-_FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
+FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
 
 RequestId = str | int
 
 
 class FastSession:
     """A session, and its calls that are on the fast path now."""
+
+    __slots__ = ("_cancelled", "open_session", "principal", "running", "sdk_used_at", "version")
 
     def __init__(
         self, principal: Principal, version: str | None, sdk_used_at: float, open_session: OpenSession | None = None
@@ -249,7 +258,7 @@ class FastSession:
         self.sdk_used_at = sdk_used_at  # by the SDK
         self.open_session = open_session
         self.running: dict[RequestId, asyncio.Task[object]] = {}
-        self._cancelled: set[RequestId] = set()
+        self._cancelled: set[RequestId] | None = None
 
     def start_request(self, request_id: RequestId, task: asyncio.Task[object]) -> None:
         self.running[request_id] = task
@@ -264,14 +273,15 @@ class FastSession:
     def cancel(self, request_id: RequestId) -> None:
         task = self.running.get(request_id)
         if task is not None:
-            self._cancelled.add(request_id)
+            self._cancelled = {*(self._cancelled or ()), request_id}
             task.cancel()
 
     def pop_cancellation(self, request_id: RequestId) -> bool:
         """Whether the client cancelled the request, and did not only disconnect."""
-        was_cancelled = request_id in self._cancelled
+        if self._cancelled is None or request_id not in self._cancelled:
+            return False
         self._cancelled.discard(request_id)
-        return was_cancelled
+        return True
 
 
 class _CancelledParams(msgspec.Struct):
@@ -295,7 +305,7 @@ class FastSessions:
     def find(self, head: RequestHead, request_id: RequestId, principal: Principal) -> FastSession | None:
         """The session in which a call or list may take the fast path; None if it must go to the SDK."""
         session_id, version = head.get(SESSION_HEADER_BYTES), head.get(VERSION_HEADER_BYTES)
-        if session_id is None or version not in _FAST_VERSIONS:
+        if session_id is None or version not in FAST_VERSIONS:
             return None
         session = self._sessions.get(session_id)
         if (
@@ -319,9 +329,10 @@ class FastSessions:
         if message is None or status == 404 or message.method == "logging/setLevel":  # log messages need streams
             self._sessions.pop(session_id, None)
         elif message.method == "notifications/initialized" and status == 202:
-            self._sessions[session_id] = FastSession(
-                principal, head.get(VERSION_HEADER_BYTES), self._clock(), self._find_open_session(session_id)
-            )
+            open_session = self._find_open_session(session_id)
+            used_at = float("inf") if open_session is not None and open_session.light is not None else self._clock()
+            version = head.get(VERSION_HEADER_BYTES)
+            self._sessions[session_id] = FastSession(principal, version, used_at, open_session)
             if len(self._sessions) > _MAX_FAST_SESSIONS:
                 self._sessions.popitem(last=False)
         elif session is not None:

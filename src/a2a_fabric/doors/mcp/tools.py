@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -367,21 +368,27 @@ class GatewayToolCatalog:
         self._name_style = name_style
         self._recent_tools = RecentTools()
         self.has_job_tools = settings.gateway_tools != "none" and settings.disclosure != "search"
-        operation_names = assign_names({op.name: op.name for op in operations}, {})
-        self._assigned_names: dict[Any, str] = dict(operation_names)
-        self._operation_by_name = {name: canonical_name for canonical_name, name in operation_names.items()}
-        self._schemas = {op.name: to_input_schema(op.input_schema) for op in operations}
-        listed = [(op.name if name_style == "dotted" else operation_names[op.name], op) for op in operations]
-        self._operation_tools = [(op, describe_operation(name, op)) for name, op in listed]
+        self._operation_names = assign_names({op.name: op.name for op in operations}, {})
+        self._assigned_names: dict[Any, str] = dict(self._operation_names)
+        self._operation_by_name = {name: canonical_name for canonical_name, name in self._operation_names.items()}
+        self._agent_catalog: object = None
+        self._table = _ToolTable((), settings)
+        self._personal_tables: OrderedDict[object, _ToolTable] = OrderedDict()  # by the caller's catalog
+
+    @cached_property
+    def _operation_tools(self) -> list[tuple[Operation[Any], dict[str, Any]]]:
+        """Described on first use, as that takes a tenth of the time in which a node starts."""
+        names = {op.name: op.name for op in self._operations} if self._name_style == "dotted" else self._operation_names
+        return [(op, describe_operation(names[op.name], op)) for op in self._operations]
+
+    @cached_property
+    def _short_tools(self) -> dict[str, dict[str, Any]]:
         short_tools = {**SEARCH_TOOLS, **CALL_TOOLS, **JOB_TOOLS}
-        self._short_tools = {
+        return {
             op.name: _shorten(described, shorten_schema(op.input_schema, short_tools[op.name]))
             for op, described in self._operation_tools
             if op.name in short_tools
         }
-        self._agent_catalog: object = None
-        self._table = _ToolTable((), settings)
-        self._personal_tables: OrderedDict[object, _ToolTable] = OrderedDict()  # by the caller's catalog
 
     def make_instructions(self, principal: Principal) -> str:
         view_names = [f"'{view.name}'" for view in principal.views or ()]
@@ -431,13 +438,13 @@ class GatewayToolCatalog:
             item = None if called is None else table.by_name.get(PREFIX + called.tool_id.removeprefix(PREFIX))
             if item is not None and item.is_visible_to(principal):
                 self._note_use(table, item, principal)
-        if operation not in self._schemas and is_limited(principal) and not operation.startswith(PREFIX):
+        if operation not in self._operation_names and is_limited(principal) and not operation.startswith(PREFIX):
             raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
 
     def _list_own_named(self, table: _ToolTable, name: str, principal: Principal) -> list[CatalogTool]:
         """The tools that a user interface could mean by this name; those of declared agents, if there are any."""
-        if self._operation_by_name.get(name, name) in self._schemas or name.startswith(PREFIX):
+        if self._operation_by_name.get(name, name) in self._operation_names or name.startswith(PREFIX):
             return []
         visible = [each for each in table.by_own_name.get(name, ()) if each.is_visible_to(principal)]
         return [each for each in visible if not each.is_registered] or visible
@@ -446,7 +453,8 @@ class GatewayToolCatalog:
         item = self._get_table(principal).by_name.get(name)
         if item is not None:
             return to_input_schema(item.capability.input_schema)
-        return self._schemas.get(self._operation_by_name.get(name, name))
+        operation = self._operation_by_name.get(name, name)
+        return next((each["inputSchema"] for op, each in self._operation_tools if op.name == operation), None)
 
     def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
         table = self._get_table(principal)

@@ -7,7 +7,7 @@ fetched: reading them sends no request."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -95,11 +95,14 @@ def _find_none(agent_id: str, principal: Principal | None) -> PromptResourceProv
 class PromptResourceProviders:
     """Those of all agents of a node. `version` grows with each change; `find` starts nothing.
 
+    `list_ids` are the agents that may have any, without those that never do.
+
     An agent at which callers sign in has some for a principal that is signed in, and none without a principal.
     """
 
-    def __init__(self, find: FindProvider = _find_none) -> None:
+    def __init__(self, find: FindProvider = _find_none, list_ids: Callable[[], Container[str]] = frozenset) -> None:
         self.find = find
+        self.list_ids = list_ids
         self.version = 0
         self._listeners: list[Callable[[], None]] = []
 

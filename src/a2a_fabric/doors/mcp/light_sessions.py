@@ -1,0 +1,263 @@
+"""Clients and sessions that need no more than tools, served without the SDK: its import takes most of a second, and
+each of its sessions 40 KB.
+
+Invariants:
+- A request is answered here only if every part of it is understood and valid, and then as the SDK would have done, but
+  with a JSON body instead of an event stream. Every other request goes to the SDK.
+- The first request of a session that is not answered here hands the session over: the SDK opens one with the same id,
+  by the same `initialize`. From then on it is a session as any other.
+- A session belongs to its opener and to the path at which it was opened; for others there is no such session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, Raw, field
+
+from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.edge import HttpReply, RequestHead
+from a2a_fabric.doors.mcp.sessions import FAST_VERSIONS, FastSessions, OpenSession, OpenSessions
+from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
+from a2a_fabric.protocols.mcp.wire import (
+    SESSION_HEADER_BYTES,
+    STATELESS_VERSION,
+    TASKS_EXTENSION,
+    VERSION_HEADER_BYTES,
+    McpMessage,
+    decode_or_none,
+)
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.http import McpCycle
+
+_MAX_BODY = 4096  # bytes of an `initialize` that is kept
+_CAPABILITIES: dict[str, Any] = {
+    "completions": {},
+    "logging": {},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "tools": {"listChanged": True},
+}
+_STATELESS_CAPABILITIES = {**_CAPABILITIES, "extensions": {UI_EXTENSION: UI_SETTINGS, TASKS_EXTENSION: {}}}
+_encode = msgspec.json.Encoder().encode
+
+Settings = dict[str, Any]
+
+
+class _Client(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    version: str
+    title: str | None = None
+    description: str | None = None
+    website_url: str | None = field(name="websiteUrl", default=None)
+
+
+class _Roots(msgspec.Struct, forbid_unknown_fields=True):
+    list_changed: bool | None = field(name="listChanged", default=None)
+
+
+class _Sampling(msgspec.Struct, forbid_unknown_fields=True):
+    context: Settings | None = None
+    tools: Settings | None = None
+
+
+class _Elicitation(msgspec.Struct, forbid_unknown_fields=True):
+    form: Settings | None = None
+    url: Settings | None = None
+
+
+class _Capabilities(msgspec.Struct, forbid_unknown_fields=True):
+    experimental: dict[str, Settings] | None = None
+    extensions: dict[str, Settings] | None = None
+    sampling: _Sampling | None = None
+    elicitation: _Elicitation | None = None
+    roots: _Roots | None = None
+
+
+class _InitializeParams(msgspec.Struct, forbid_unknown_fields=True):
+    version: str = field(name="protocolVersion")
+    capabilities: _Capabilities
+    client: _Client = field(name="clientInfo")
+
+
+class _NoParams(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+def is_plain_client(capabilities: Raw, client: Raw) -> bool:
+    """Whether what a client of the stateless era says about itself is certainly valid."""
+    is_named = not client or decode_or_none(client, _Client) is not None
+    return is_named and decode_or_none(capabilities, _Capabilities) is not None
+
+
+def render_discovery(catalog: ToolCatalog, principal: Principal) -> bytes:
+    """The members of the result of `server/discover`, without its `_meta`."""
+    introduction = _introduce(catalog, principal)
+    members = {"cacheScope": "private", "capabilities": _STATELESS_CAPABILITIES, **introduction}
+    return _encode({**members, "resultType": "complete", "supportedVersions": [STATELESS_VERSION], "ttlMs": 0})
+
+
+def _introduce(catalog: ToolCatalog, principal: Principal) -> dict[str, str]:
+    try:
+        instructions = catalog.make_instructions(principal)
+    except AgentNotFound:  # it has just left
+        instructions = ""
+    return {"instructions": instructions} if instructions else {}
+
+
+class LightSession:
+    """What the SDK has to know when it takes over."""
+
+    __slots__ = ("body", "handover", "is_initialized", "path", "principal", "version")
+
+    def __init__(self, principal: Principal, path: str, version: str, body: bytes) -> None:
+        self.principal = principal
+        self.path = path
+        self.version = version
+        self.body = body
+        self.is_initialized = False
+        self.handover: asyncio.Task[None] | None = None
+
+
+@runtime_checkable
+class AdoptsSessions(Protocol):
+    async def adopt_session(self, name: str, session: OpenSession, light: LightSession) -> None:
+        """Open the session as its client did. From then on `close` of the session closes it."""
+        ...
+
+
+class LightSessions:
+    """Those at one path."""
+
+    def __init__(
+        self, context: DoorContext, catalog: ToolCatalog, sessions: OpenSessions, fast_sessions: FastSessions
+    ) -> None:
+        self._context = context
+        self._catalog = catalog
+        self._sessions = sessions
+        self._fast_sessions = fast_sessions
+
+    async def answer(self, cycle: McpCycle, message: McpMessage | None, *, accepts_json: bool) -> bool:
+        """Whether the request is answered. Raises RateLimited."""
+        name = cycle.head.get(SESSION_HEADER_BYTES)
+        if name is None:
+            params = _parse_initialize(cycle.head, message) if accepts_json and message else None
+            if params is None or message is None or len(cycle.body) > _MAX_BODY:
+                return False
+            await self._open(cycle, message, params)
+            return True
+        session = find_light(self._sessions, name, cycle.scope["path"], cycle.principal)
+        light = session.light if session is not None else None
+        version = cycle.head.get(VERSION_HEADER_BYTES)
+        if session is None or light is None or light.handover is not None or version != light.version:
+            return False
+        reply = self._find_reply(session, light, cycle, message, accepts_json=accepts_json)
+        if reply is None:
+            return False
+        session.answered_requests += 1
+        session.used_at = self._sessions.clock()
+        reply.headers.append((SESSION_HEADER_BYTES, name.encode()))
+        await cycle.send_reply(reply)
+        return True
+
+    def _find_reply(
+        self,
+        session: OpenSession,
+        light: LightSession,
+        cycle: McpCycle,
+        message: McpMessage | None,
+        *,
+        accepts_json: bool,
+    ) -> HttpReply | None:
+        if message is None:
+            if cycle.method != "DELETE":
+                return None
+            self._sessions.end(session)
+            self._fast_sessions.observe_reply(cycle.head, None, cycle.principal, 200)
+            return HttpReply(body=b"")
+        if not accepts_json or not _has_no_params(message):
+            return None
+        if message.method == "ping" and message.is_request:
+            return HttpReply(body=_render_result(message, b"{}"))
+        if message.method == "notifications/initialized" and not message.is_request:
+            light.is_initialized = True
+            self._fast_sessions.observe_reply(cycle.head, message, cycle.principal, 202)
+            return HttpReply(body=b"", status=202)
+        return None
+
+    async def _open(self, cycle: McpCycle, message: McpMessage, params: _InitializeParams) -> None:
+        started = time.perf_counter()
+        session = await self._sessions.open(cycle.principal.principal_id)
+        name = uuid4().hex
+        session.client_name = params.client.name
+        session.can_show_apps = UI_EXTENSION in (params.capabilities.extensions or {})
+        session.light = LightSession(cycle.principal, cycle.scope["path"], params.version, cycle.body)
+        self._sessions.set_name(session, name)
+        info = self._catalog.server_info
+        result = {
+            "capabilities": _CAPABILITIES,
+            **_introduce(self._catalog, cycle.principal),
+            "protocolVersion": params.version,
+            "serverInfo": {"name": info.name, "title": info.title, "version": info.version},
+        }
+        try:
+            headers = [(SESSION_HEADER_BYTES, name.encode())]
+            await cycle.send_reply(HttpReply(body=_render_result(message, _encode(result)), headers=headers))
+        finally:
+            self._sessions.finish_request(session)
+        seconds = time.perf_counter() - started
+        self._context.log(cycle.trace, "initialize", code=None, message=None, seconds=seconds, status=200)
+
+
+def find_light(sessions: OpenSessions, name: str, path: str, principal: Principal) -> OpenSession | None:
+    """The session of this name, if the SDK does not know it and this caller opened it here."""
+    session = sessions.find(name)
+    light = session.light if session is not None else None
+    if light is None or light.path != path:
+        return None
+    is_owner = light.principal is principal or owner_from_principal(light.principal) == owner_from_principal(principal)
+    return session if is_owner else None
+
+
+async def hand_over(sessions: OpenSessions, head: RequestHead, path: str, principal: Principal, server: object) -> None:
+    """Let the SDK take over the session that a request names, if it has not yet."""
+    name = head.get(SESSION_HEADER_BYTES)
+    session = find_light(sessions, name, path, principal) if name is not None else None
+    if name is None or session is None or session.light is None or not isinstance(server, AdoptsSessions):
+        return
+    light = session.light
+    if light.handover is None:
+        light.handover = asyncio.ensure_future(_adopt(server, name, session, light))
+    await asyncio.wait({light.handover})
+    light.handover.result()
+
+
+async def _adopt(server: AdoptsSessions, name: str, session: OpenSession, light: LightSession) -> None:
+    try:
+        await server.adopt_session(name, session, light)
+    finally:
+        session.light = None  # or else its client would never get an answer
+    if not session.is_open:  # closed meanwhile, to make room
+        await session.close()
+
+
+def _parse_initialize(head: RequestHead, message: McpMessage) -> _InitializeParams | None:
+    if message.method != "initialize" or not message.is_request or head.get(VERSION_HEADER_BYTES) is not None:
+        return None
+    params = decode_or_none(message.params, _InitializeParams)
+    return params if params is not None and params.version in FAST_VERSIONS else None
+
+
+def _has_no_params(message: McpMessage) -> bool:
+    return bytes(message.params) in (b"", b"null") or decode_or_none(message.params, _NoParams) is not None
+
+
+def _render_result(message: McpMessage, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (_encode(message.id if message.id is not UNSET else None), result)
