@@ -12,7 +12,8 @@ import typer
 from a2a_fabric.cli.federation import read_skills
 from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.options import Json
-from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark, report_errors
+from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, report_errors
+from a2a_fabric.cli.tables import print_table
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
