@@ -137,6 +137,11 @@ def build_certificate_callers(config: Config) -> CertificateCallers:
     views = _index_views(config)
     if config.auth.certificates and not (isinstance(config.tls, TLSSettings) and config.tls.client_ca):
         raise ConfigError("auth: certificates need `tls` with `client_certificates` and `client_ca`")
+    for certificate in config.auth.certificates:
+        name = certificate.id or certificate.match
+        for issuer in config.auth.issuers:
+            if name.startswith(f"{issuer.id}:"):
+                raise ConfigError(f"auth: certificates: '{name}' could also be a caller of the issuer '{issuer.id}'")
     return CertificateCallers(
         CertificateCaller(
             match=each.match,
@@ -194,8 +199,10 @@ class Authentication:
     def reserve_names(self, names: ReservedNames) -> None:
         """No agent may register under the name of a caller."""
         auth = self._config.auth
+        certificates = (each.id for each in auth.certificates if each.id is not None)
         names.set_callers(
-            keys=(*self.keys.names, *(key.id for key in auth.keys)), issuers=(each.id for each in auth.issuers)
+            keys=(*self.keys.names, *(key.id for key in auth.keys), *certificates),
+            issuers=(each.id for each in auth.issuers),
         )
 
     async def aclose(self) -> None:

@@ -277,6 +277,16 @@ async def test_the_node_shows_its_own_certificate_to_an_agent(tmp_path: Path) ->
             },
             "there is no view 'v'",
         ),
+        (
+            {
+                "tls": {"cert": "c", "key": "k", "client_ca": "ca", "client_certificates": "required"},
+                "auth": {
+                    "certificates": [{"match": "dns:x", "id": "corp:ann"}],
+                    "issuers": [{"id": "corp", "issuer": "https://x.example", "audience": ["x"]}],
+                },
+            },
+            "'corp:ann' could also be a caller of the issuer",
+        ),
     ],
 )
 async def test_a_mistake_stops_the_start(config: dict[str, Any], complaint: str) -> None:
