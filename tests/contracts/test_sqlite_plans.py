@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from a2a_fabric.core.job import HoldRequest, JobFilter
+from a2a_fabric.core.result import token
 from a2a_fabric.stores.sqlite.connections import open_file
 from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore
-from tests.contracts.stores import claim_request
+from tests.contracts.stores import claim_request, completed, new_job
 
 MANY = 20_000
 PAGE = 50
+JOBS = 100
+PAGE_BYTES = 4096 + 24  # with its head in the log
 STEP = 100  # instructions of SQLite's machine; a row that is looked at takes several
 # Ended jobs of several owners and agents.
 FILL = """
@@ -76,3 +79,20 @@ async def test_looking_for_work_costs_the_same_however_many_jobs_there_are(tmp_p
         assert await made.store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
         assert await made.store.jobs.count_waiting("psk:1", 100) == 0
     assert made.steps < MANY / 20
+
+
+async def test_a_job_that_begins_at_once_writes_few_pages(tmp_path: Path) -> None:
+    """Each page that a transaction touches is written whole, so indexes that a job need not touch cost the most."""
+    path = tmp_path / "fabric.db"
+    settings = SqliteSettings(path=path)
+    store = SqliteStore(settings, open_file(settings), time.time)
+    hold = HoldRequest(worker="w", lease=60)
+    before = path.with_name("fabric.db-wal").stat().st_size
+    try:
+        for _ in range(JOBS):
+            accepted = await store.jobs.accept(new_job(hold=hold, events=(token("queued"),)))
+            await store.jobs.release(accepted.job.fencing_token, completed("42", "the end"))
+        written = path.with_name("fabric.db-wal").stat().st_size - before
+    finally:
+        await store.aclose()
+    assert written / PAGE_BYTES / JOBS < 16

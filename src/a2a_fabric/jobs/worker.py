@@ -23,7 +23,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Self
 
-from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost, StoreError
+from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost, StoreError, StoreFull, StoreUnavailable
 from a2a_fabric.core.job import (
     ClaimRequest,
     HeartbeatReply,
@@ -194,7 +194,7 @@ class Worker:
         except BaseException as error:
             if not stored.done():
                 stored.set_exception(error)
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreUnavailable) and not isinstance(error, StoreFull):  # it may have been written
                 await self._put_back(new_job)
             elif not isinstance(error, FabricError):
                 raise
