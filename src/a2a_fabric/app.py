@@ -22,6 +22,7 @@ from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest, is_imported
 from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
+from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.guards import GuardSettings
 from a2a_fabric.core.limits import FairLimit
@@ -560,7 +561,8 @@ class Fabric:
         limits = config.limits
         call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
-        authorize_call = authorize(registry, delegations, self.active_policy)
+        coordination = CoordinationGuard(delegations.node, lambda: registry.catalog.agents)
+        authorize_call = authorize(registry, delegations, self.active_policy, coordination)
         writer = self._receipt_writer
         receipts = [] if writer is None else [record_receipts(writer)]
         entry_steps = [observe(self.telemetry), *receipts, authorize_call]

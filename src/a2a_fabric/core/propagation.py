@@ -203,14 +203,14 @@ class DelegationGuard:
     """Checks and extends chains for this node. The entries of its agents are computed once."""
 
     def __init__(self, node: str = UNNAMED_NODE, max_hops: int = MAX_HOPS) -> None:
-        self._node = node
+        self.node = node
         self._max_hops = max_hops
         self._entries: dict[str, Chain] = {}
 
     def check(self, chain: MaybeChain, agent_id: str | None) -> None:
         """Raises DelegationRefused."""
         if chain:
-            check_chain(chain, self._node, self._max_hops, agent_id)
+            check_chain(chain, self.node, self._max_hops, agent_id)
 
     def extend(self, chain: MaybeChain, agent_id: str) -> Chain:
         """The chain that goes to this agent. Raises DelegationRefused if the chain contains the agent already."""
@@ -224,7 +224,7 @@ class DelegationGuard:
     def _make_entry_chain(self, agent_id: str) -> Chain:
         if len(self._entries) >= _CACHE_SIZE * 16:
             self._entries.clear()
-        entry_chain = self._entries[agent_id] = (make_chain_entry(self._node, agent_id),)
+        entry_chain = self._entries[agent_id] = (make_chain_entry(self.node, agent_id),)
         return entry_chain
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import MAX_CAPABILITY_NAME
 from a2a_fabric.core.call import Call, Emit, Handler, Step
+from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBuckets
 from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse_call, reveal_to_operator
@@ -96,8 +97,9 @@ def authorize(
     registry: AgentRegistry,
     delegation_guard: DelegationGuard | None = None,
     active_policy: ActivePolicy | None = None,
+    coordination: CoordinationGuard | None = None,
 ) -> Step:
-    """Refuses calls that policy does not allow, and calls that went in a circle.
+    """Refuses calls that policy does not allow, calls that went in a circle, and what the calling agent's card forbids.
 
     Separators count once in names, so a name could be as long as a request and still name a capability. What the
     steps behind this one keep, log and store under the name is bounded here.
@@ -123,6 +125,8 @@ def authorize(
                 reason = find_refusal_of_unknown(call.auth, target.agent_id, target.capability)
             if reason is not None:
                 raise refuse_call(call.auth, reason, target.agent_id, target.capability)
+            if call.delegation_chain and coordination is not None and manifest is not None:
+                coordination.check(call.delegation_chain, manifest)
             return inner(call, emit)
 
         return handle
