@@ -456,6 +456,7 @@ class Fabric:
             probe_timeout=self.config.health.timeout,
             is_signed=self._node_identity.is_signed,
             special_types=(OffersPromptsAndResources, PerPrincipalRuntime),
+            on_special=self._prompts_and_resources.notify_changed,
         )
         stack.push_async_callback(pool.aclose)
         return pool

@@ -256,10 +256,14 @@ async def test_agents_of_another_node_bring_their_user_interfaces(mode: str, era
         await eventually(lambda: is_listed(node, "lab_ann_refresh", "cilla_refresh"))
         async with client(node, mode) as connected:
             metas = await list_metas(connected)
-            listed = {str(each.uri) for each in (await connected.list_resources()).resources}
+
+            async def has_resources() -> bool:  # of agents that have been asked already
+                listed = {str(each.uri) for each in (await connected.list_resources()).resources}
+                return listed.issuperset(map(public, ("lab%2Fann", "cilla")))
+
+            await eventually(has_resources)
             for agent_id in ("lab%2Fann", "cilla"):
                 uri = public(agent_id)
-                assert uri in listed
                 assert metas[f"{agent_id.replace('%2F', '_')}_get_time"]["ui"]["resourceUri"] == uri
                 [content] = (await connected.read_resource(uri)).contents
                 assert "<title>ann</title>" in str(content)

@@ -197,11 +197,14 @@ class RuntimePool:
         probe_timeout: float = 5.0,
         is_signed: Callable[[Manifest], bool] = lambda _: False,
         special_types: tuple[type, ...] = (),
+        on_special: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_signed` says whether requests to an agent are signed, so that their signer must know the call.
 
         `special_ids` are the agents whose runtime is of one of `special_types`: a fleet need not be searched.
+        `on_special` is called when one more has been built.
         """
+        self._on_special = on_special
         self.special_ids: set[str] = set()
         self._special_types = special_types
         self._build = build
@@ -266,6 +269,7 @@ class RuntimePool:
     def _note_special(self, agent_id: str, runtime: Runtime) -> None:
         if isinstance(runtime, self._special_types):
             self.special_ids.add(agent_id)
+            self._on_special()
         else:
             self.special_ids.discard(agent_id)
 
