@@ -10,6 +10,7 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.graphs import runner
 from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
@@ -215,6 +216,13 @@ async def test_cancelling_a_graph_reaches_all_its_nodes(node: Node, shop: Worksh
         return len(jobs) == 2 and all(job["state"] == "cancelled" for job in jobs)
 
     await eventually(are_cancelled)
+
+
+async def test_results_beyond_what_a_graph_keeps_fail_their_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_RESULT_BYTES", 60)
+    done = await run(node, step("a", task="small"), step("b", task="large " * 20, depends_on=["a"]))
+    assert done["status"] == "partial"
+    assert done["nodes"]["b"]["error"]["message"] == "Node 'b', result: all results have more than 60 bytes together"
 
 
 async def test_the_same_key_is_the_same_graph(node: Node, shop: Workshop) -> None:

@@ -41,6 +41,7 @@ from a2a_fabric.jobs.settings import JobOptions
 GRAPH_META, NODE_META = "graph", "node"  # in the meta of a node's job: the job of its graph, and its name there
 _GRAPH_KEY, _JOB_KEY = "graph", "job_id"  # in the context of the graph's own call
 _NEVER_AGAIN = RetryPolicy(max_attempts=1)
+MAX_RESULT_BYTES = 32 << 20  # of all nodes together; a graph keeps them in memory while it runs
 _MAX_ERROR = 500  # characters of a node's error in the result of the graph
 
 
@@ -126,6 +127,7 @@ class _GraphRun:
             node.id: NodeOutcome(agent=node.agent, capability=str(node.capability)) for node in plan.graph.nodes
         }
         self._results: dict[str, Any] = {}
+        self._bytes_left = MAX_RESULT_BYTES
         self._missing = {node_id: len(needed) for node_id, needed in plan.needs.items()}
         self._dependents: dict[str, list[str]] = {}
         for node_id, needed in plan.needs.items():
@@ -238,6 +240,9 @@ class _GraphRun:
     def _take_result(self, node: GraphNode, job: Job) -> None:
         outcome = self.outcomes[node.id]
         if job.result is not None:
+            self._bytes_left -= len(msgspec.json.encode(job.result.data))
+            if self._bytes_left < 0:
+                raise node_error(node.id, "result", f"all results have more than {MAX_RESULT_BYTES} bytes together")
             outcome.state, outcome.result = "completed", job.result.data
             self._results[node.id] = job.result.data
             return
