@@ -19,7 +19,7 @@ from typing import Any
 _THRESHOLDS = (4000, 2, 1)  # so the collector looks at about 20,000 objects at a time
 _MAX_OLD = 8000  # objects that are not frozen
 _INTERVAL = 60.0  # seconds
-_MAX_GROWTH = 200_000  # frozen objects since the last collection of all
+_MAX_GROWTH = 500_000  # frozen objects since the last collection of all
 _GROWTH_SHARE = 0.5  # of all that there were
 _POLL_INTERVAL = 0.02
 _POLLS = 500  # for a moment without requests
