@@ -27,7 +27,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AuthInvalid
 from a2a_fabric.core.propagation import MANDATE_META_KEY, PASSPORT_META_KEY, new_id
-from a2a_fabric.identity.mandates import issue_mandate, narrow_mandate, split_mandate
+from a2a_fabric.identity.mandates import issue_mandate, narrow_mandate, prove_mandate, split_mandate
 from a2a_fabric.identity.passports import PASSPORT_HEADER, format_time, issue_passport
 from a2a_fabric.identity.revocations import add_revocation
 from a2a_fabric.identity.signing import SigningKey, encode_base64url, encode_canonical
@@ -111,7 +111,16 @@ def passport(principal: str = "alice", scopes: tuple[str, ...] = ("agent:percy",
 
 def mandate(scopes: tuple[str, ...] = ("agent:percy",), **more: Any) -> str:
     given = {"issuer": "corp", "principal": "alice", "delegate": "planner", "now": time.time(), "seconds": 3600, **more}
-    return issue_mandate(ISSUER, scopes=scopes, delegate_key=PLANNER.public_key, **given)
+    return issue_mandate(ISSUER, scopes=scopes, **given)
+
+
+def mandate_of_key(**more: Any) -> str:
+    """One that the planner can narrow, and that needs a proof."""
+    return mandate(delegate_key=PLANNER.public_key, **more)
+
+
+def prove(token: str, key: SigningKey = PLANNER, seconds: float = 600) -> str:
+    return prove_mandate(token, key, now=time.time(), seconds=seconds)
 
 
 async def call(
@@ -260,7 +269,7 @@ class TestMandates:
     @requirement("001-29", "001-27")
     async def test_the_agent_is_told_who_acts_for_whom(self, node: Node) -> None:
         narrowed = narrow_mandate(
-            mandate(cog="home"), PLANNER, delegate="worker", now=time.time(), capabilities=["greet"]
+            mandate_of_key(cog="home"), PLANNER, delegate="worker", now=time.time(), capabilities=["greet"]
         )
         auth = (await call(node, token=narrowed)).json["result"]["auth"]
         assert (auth["mode"], auth["principal_id"], auth["delegate_id"]) == ("mandate", "corp:alice", "worker")
@@ -271,8 +280,9 @@ class TestMandates:
         assert (await call(node, token=mandate(), name="think")).json["ok"] is True
 
     async def test_revoking_one_revokes_what_was_derived_from_it(self, node: Node, folder: Path) -> None:
-        first = mandate()
+        first = mandate_of_key()
         narrowed = narrow_mandate(first, PLANNER, delegate="worker", now=time.time())
+        first = prove(first)
         auth = (await call(node, token=first)).json["result"]["auth"]
         assert (await call(node, token=narrowed)).json["ok"] is True
         add_revocation(folder / "revoked.json", auth["mandate_id"])
@@ -280,8 +290,28 @@ class TestMandates:
             reply = await call(node, token=token)
             assert (reply.status, reply.json["error_code"]) == (401, "AUTH_INVALID")
 
+    async def test_a_holder_cannot_cut_its_link_off(self, node: Node) -> None:
+        first = mandate_of_key()
+        narrowed = narrow_mandate(first, PLANNER, delegate="worker", now=time.time(), capabilities=["greet"])
+        assert (await call(node, token=narrowed)).json["ok"] is True
+        refused = await call(node, token=first, name="think")
+        assert (refused.status, refused.json["error_code"]) == (401, "AUTH_INVALID")
+        assert "a2a-fabric mandate prove" in refused.json["error"]
+        assert (await call(node, token=prove(first), name="think")).json["ok"] is True
+        own = SigningKey.generate()
+        to_own = narrow_mandate(first, PLANNER, delegate="worker", now=time.time(), delegate_key=own.public_key)
+        for token in (
+            f"{first}~{prove(to_own, own).rpartition('~')[2]}",  # the proof of another link
+            prove(first, own),
+            prove(first, seconds=-60),
+            to_own,
+        ):
+            assert (await call(node, token=token)).status == 401
+        for key in (own, PLANNER):  # by its holder, or by the delegate who hands it over
+            assert (await call(node, token=prove(to_own, key))).json["ok"] is True
+
     async def test_a_link_alone_or_of_another_mandate_is_refused(self, node: Node) -> None:
-        narrowed = narrow_mandate(mandate(), PLANNER, delegate="worker", now=time.time())
+        narrowed = narrow_mandate(mandate_of_key(), PLANNER, delegate="worker", now=time.time())
         first, second = split_mandate(narrowed)
         for token in (second, f"{mandate()}~{second}", f"{first}~{second}~{second}", f"{first}~"):
             assert (await call(node, token=token)).status == 401
@@ -303,7 +333,7 @@ class TestMandates:
             assert (reply.status, reply.json["error_code"]) == (401, code), reply.body
 
     async def test_a_link_that_claims_more_than_the_one_before_is_refused(self, node: Node) -> None:
-        first, second = split_mandate(narrow_mandate(mandate(), PLANNER, delegate="worker", now=time.time()))
+        first, second = split_mandate(narrow_mandate(mandate_of_key(), PLANNER, delegate="worker", now=time.time()))
         claims = jwt.decode(second, options={"verify_signature": False})
         headers = {"typ": "mandate+jwt", "kid": PLANNER.key_id}
         wider = [{"scp": ["*"]}, {"exp": claims["exp"] + 60}, {"dep": 7}, {"prn": "bob"}, {"iss": "login"}]
@@ -320,7 +350,7 @@ class TestMandates:
         status = {"name": "fabric.job.status", "arguments": {"job_id": job_id}}
         assert (await node.send("POST", "/mcp/call", token=accountant, json=status)).json["ok"] is True
         for name in ("accountant", "planner~accountant"):
-            taken = narrow_mandate(mandate(), PLANNER, delegate=name, now=time.time())
+            taken = narrow_mandate(mandate_of_key(), PLANNER, delegate=name, now=time.time())
             assert (await node.send("POST", "/mcp/call", token=taken, json=status)).json["ok"] is False
 
     async def test_a_mandate_in_the_form_of_a_plain_token_is_revoked_as_well(self, node: Node, folder: Path) -> None:

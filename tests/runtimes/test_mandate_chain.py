@@ -14,7 +14,14 @@ import pytest_asyncio
 from mcp.server.mcpserver import Context, MCPServer
 
 from a2a_fabric.core.forwarding import IDENTITY_META_KEY
-from a2a_fabric.identity import NodeIdentityVerifier, SigningKey, create_key_file, issue_mandate, narrow_mandate
+from a2a_fabric.identity import (
+    NodeIdentityVerifier,
+    SigningKey,
+    create_key_file,
+    issue_mandate,
+    narrow_mandate,
+    prove_mandate,
+)
 from a2a_fabric.identity.forwarded import read_identity
 from a2a_fabric.identity.mandates import decode_link, split_mandate
 from a2a_fabric.identity.revocations import add_revocation
@@ -45,9 +52,10 @@ class Chain:
         """Alice lets a planner act for her, and the planner lets the first node."""
         given = {"issuer": "corp", "principal": "alice", "delegate": "planner", "now": time.time(), "seconds": 3600}
         first = issue_mandate(ISSUER, scopes=scopes, delegate_key=PLANNER.public_key, **{**given, **more})
-        return narrow_mandate(
+        given_on = narrow_mandate(
             first, PLANNER, delegate="node-a", now=time.time(), delegate_key=self.keys["a"].public_key
         )
+        return prove_mandate(given_on, PLANNER, now=time.time(), seconds=600)
 
     async def ask(self, capability: str = "greet", token: str | None = None) -> Any:
         arguments = {"agent_id": "percy", "capability": capability, "task": "", "context": {"name": "Bob"}}
@@ -195,6 +203,18 @@ async def test_what_the_last_agent_got_cannot_be_used_again_by_anybody(chain: Ch
         reply = await url.send("POST", "/mcp/call", token=key, headers=headers, json={"name": "fabric.health"})
         assert reply.status == 401, reply.body
     assert len(chain.seen) == seen
+
+
+async def test_no_part_of_the_mandate_that_the_last_agent_got_opens_an_earlier_node(chain: Chain) -> None:
+    assert (await chain.ask())["ok"] is True
+    mandate = read_identity(chain.tokens[-1])[0].mandate
+    assert mandate is not None
+    links = split_mandate(mandate)
+    body = {"name": "fabric.call", "arguments": {"agent_id": "percy", "capability": "think", "task": ""}}
+    for count in range(1, len(links)):
+        for node in (chain.first, chain.second, chain.third):
+            reply = await node.send("POST", "/mcp/call", token="~".join(links[:count]), json=body)
+            assert (reply.status, reply.json["error_code"]) == (401, "AUTH_INVALID"), (count, reply.body)
 
 
 async def test_a_principal_without_a_mandate_is_named_and_the_agent_that_wants_one_refuses(chain: Chain) -> None:

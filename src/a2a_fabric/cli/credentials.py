@@ -29,6 +29,7 @@ from a2a_fabric.identity.mandates import (
     decode_link,
     issue_mandate,
     narrow_mandate,
+    prove_mandate,
     split_mandate,
     verify_mandate,
 )
@@ -236,6 +237,22 @@ def narrow_one_mandate(
     print_line(narrowed)
 
 
+def prove_one_mandate(
+    mandate: Credential,
+    key: KeyFileOption,
+    valid_for: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it counts; at most 1d.")] = "1h",
+) -> None:
+    """Make a mandate usable that names its holder's key: a node wants a proof that the key's owner sends it.
+
+    Send the result as the bearer token. Pass on the mandate itself, never the result.
+
+    Example: a2a-fabric mandate prove mandate.txt --key planner.key
+    """
+    with _judging():
+        seconds = parse_duration(valid_for, "--for")
+        print_line(prove_mandate(_read_text(mandate), read_key_file(key), now=time.time(), seconds=seconds))
+
+
 def inspect_mandate(mandate: Credential, as_json: Json = False) -> None:
     """Show what a mandate says, link by link, without checking its signatures.
 
@@ -270,7 +287,7 @@ def verify_one_mandate(
         return public_keys[key_id]
 
     with _judging():
-        verified = verify_mandate(_read_text(mandate), find_key, time.time())
+        verified = verify_mandate(_read_text(mandate), find_key, time.time(), needs_proof=False)
         _check_revoked(revoked, verified.mandate_ids)
     if as_json:
         print_json({"valid": True, "principal_id": verified.principal_id, "delegates": verified.delegates})

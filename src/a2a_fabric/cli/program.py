@@ -234,6 +234,7 @@ class MandateCommands(CommandGroup):
         "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
         "issue": CommandRow("credentials", "Issue a mandate for a delegate.", "issue_new_mandate"),
         "narrow": CommandRow("credentials", "Pass a mandate on with less than it allows.", "narrow_one_mandate"),
+        "prove": CommandRow("credentials", "Make a mandate usable that names its holder's key.", "prove_one_mandate"),
         "inspect": CommandRow("credentials", "Show what a mandate says, link by link.", "inspect_mandate"),
         "verify": CommandRow("credentials", "Check a mandate and all its links.", "verify_one_mandate"),
         "revoke": CommandRow("credentials", "Add a mandate to a revocation list.", "revoke_credential"),
@@ -241,7 +242,7 @@ class MandateCommands(CommandGroup):
 
 
 def _mandate() -> None:
-    """Issue, narrow, inspect, verify and revoke mandates.
+    """Issue, narrow, prove, inspect, verify and revoke mandates.
 
     A mandate lets a delegate act for a principal. Each delegate may pass it on with less than it allows.
 
@@ -345,7 +346,7 @@ COMMANDS: dict[str, CommandRow] = {
     "keys": CommandRow("program", "Make, list, rotate and revoke keys of callers.", "_keys", KeyCommands),
     "passport": CommandRow("program", "Issue, inspect, verify and revoke passports.", "_passport", PassportCommands),
     "mandate": CommandRow(
-        "program", "Issue, narrow, inspect, verify and revoke mandates.", "_mandate", MandateCommands
+        "program", "Issue, narrow, prove, inspect, verify and revoke mandates.", "_mandate", MandateCommands
     ),
     "identity": CommandRow(
         "program", "Show and rotate the key with which a node signs.", "_identity", IdentityCommands

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from a2a_fabric.identity.forwarded import ForwardedIdentity, NodeIdentityVerifier, VerifiedIdentity
-    from a2a_fabric.identity.mandates import Mandate, issue_mandate, narrow_mandate, verify_mandate
+    from a2a_fabric.identity.mandates import Mandate, issue_mandate, narrow_mandate, prove_mandate, verify_mandate
     from a2a_fabric.identity.passports import check_passport, decode_passport, issue_passport
     from a2a_fabric.identity.receipts import Verification, verify_lines
     from a2a_fabric.identity.signed_traces import verify_trace
@@ -28,6 +28,7 @@ _LAZY_NAMES = {
     "issue_mandate": "a2a_fabric.identity.mandates",
     "issue_passport": "a2a_fabric.identity.passports",
     "narrow_mandate": "a2a_fabric.identity.mandates",
+    "prove_mandate": "a2a_fabric.identity.mandates",
     "parse_public_keys": "a2a_fabric.identity.signing",
     "read_key_file": "a2a_fabric.identity.signing",
     "verify_lines": "a2a_fabric.identity.receipts",
@@ -48,6 +49,7 @@ __all__ = [
     "issue_mandate",
     "issue_passport",
     "narrow_mandate",
+    "prove_mandate",
     "parse_public_keys",
     "read_key_file",
     "verify_lines",

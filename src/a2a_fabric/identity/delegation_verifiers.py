@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthInvalid
-from a2a_fabric.identity.mandates import decode_link, read_key_id, split_mandate, verify_mandate
+from a2a_fabric.identity.mandates import decode_link, read_key_id, remove_proof, split_mandate, verify_mandate
 from a2a_fabric.identity.passports import CLOCK_SKEW, check_passport, decode_passport
 from a2a_fabric.identity.revocations import RevocationList
 from a2a_fabric.identity.settings import IssuerSettings
@@ -108,7 +108,7 @@ class MandateVerifier:
                 mandate_id=last.mnd,
                 cog_id=last.cog,
                 delegated_by=mandate.delegates[:-1] or msgspec.UNSET,
-                mandate=token,
+                mandate=remove_proof(token),
             ),
             mandate.valid_until,
             mandate.mandate_ids,

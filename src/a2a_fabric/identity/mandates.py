@@ -9,6 +9,11 @@ own, signed with that key, after a `~`:
 `pth` of each is the hash of the JWT before it, so none can be left out, exchanged or moved. Scopes, capabilities,
 expiry and depth only ever shrink. Revoking one mandate revokes all that were derived from it. To verify a mandate,
 this module and the public keys of the principals' issuer are enough.
+
+A mandate that was narrowed contains the wider ones, so a holder could cut its own link off. Therefore a mandate that
+names its holder's key counts only together with a proof: a short-lived JWT behind the last link, signed with that key,
+or with the key that signed the last link, by the delegate who hands it over. Delegates further down the chain get the
+links and no proof. A mandate without `cnf` ends the chain; it cannot be narrowed, and counts by itself.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ from a2a_fabric.identity.signing import (
 
 SEPARATOR = "~"
 TOKEN_TYPE = "mandate+jwt"  # noqa: S105  # the media type
+PROOF_TYPE = "mandate-proof+jwt"
+MAX_PROOF_SECONDS = 24 * 3600.0
 MAX_LINKS = 8
 DEFAULT_DEPTH = 4  # how often a mandate may be passed on
 CLOCK_SKEW = 30.0  # seconds by which clocks may differ
@@ -70,11 +77,18 @@ class MandateClaims(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.aud is None else [self.aud] if isinstance(self.aud, str) else [*self.aud]
 
 
+class _ProofClaims(msgspec.Struct, frozen=True, kw_only=True):
+    pth: Name  # hash of the last link
+    iat: Moment
+    exp: Moment
+
+
 class Mandate(msgspec.Struct, frozen=True, kw_only=True):
     """A verified mandate: its links, the principal's first. The last link says what its holder may do."""
 
     links: tuple[MandateClaims, ...]
     key_id: str | None
+    proven_until: float | None = None  # until when its proof counts; None without one
 
     @property
     def last(self) -> MandateClaims:
@@ -94,7 +108,8 @@ class Mandate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def valid_until(self) -> float:
-        return min(link.exp for link in self.links)
+        until = min(link.exp for link in self.links)
+        return until if self.proven_until is None else min(until, self.proven_until)
 
 
 def issue_mandate(
@@ -112,7 +127,7 @@ def issue_mandate(
     audience: Sequence[str] = (),
     cog: str | None = None,
 ) -> str:
-    """A new mandate. Without the delegate's public key it cannot be narrowed and passed on."""
+    """A new mandate. Without the delegate's public key it cannot be narrowed and passed on; with it, see above."""
     claims = _drop_unset(
         iss=issuer,
         prn=principal,
@@ -174,12 +189,29 @@ def narrow_mandate(
     return narrowed
 
 
-def verify_mandate(token: str, find_key: FindPublicKey, now: float) -> Mandate:
-    """Raises AuthInvalid or AuthExpired. `find_key` returns a key of the issuer, or raises AuthInvalid itself.
+def prove_mandate(token: str, key: SigningKey, *, now: float, seconds: float) -> str:
+    """The mandate as it can be used: with a proof by its holder, or by the delegate who hands it over.
 
-    Whether it was revoked, and whether its audience is the right one, is for the caller to check.
+    Raises BadInput for a key that is neither's.
     """
     parts = split_mandate(token)
+    last = decode_link(parts[-1])
+    keys = [parent.cnf.get("jwk") for parent in map(decode_link, parts[-2:]) if parent.cnf is not None]
+    if last.cnf is None:
+        raise BadInput("This mandate names no key of its holder, so it needs no proof")
+    if len(parts) > 1 and make_jwk(key.public_key) not in keys:  # the key of the issuer is not in the mandate
+        raise BadInput("This mandate was given to the holder of another key, so this key cannot prove it")
+    claims = {"pth": _hash_link(parts[-1]), "iat": int(now), "exp": int(now + min(seconds, MAX_PROOF_SECONDS))}
+    return SEPARATOR.join((*parts, sign_token(msgspec.json.encode(claims), key, PROOF_TYPE)))
+
+
+def verify_mandate(token: str, find_key: FindPublicKey, now: float, *, needs_proof: bool = True) -> Mandate:
+    """Raises AuthInvalid or AuthExpired. `find_key` returns a key of the issuer, or raises AuthInvalid itself.
+
+    Whether it was revoked, and whether its audience is the right one, is for the caller to check. `needs_proof`
+    is False only to look at a mandate that is not being used.
+    """
+    parts, proof = _split_proof(token)
     tokens = [_read_link(part) for part in parts]
     key_id = tokens[0].key_id
     links: list[MandateClaims] = []
@@ -194,7 +226,33 @@ def verify_mandate(token: str, find_key: FindPublicKey, now: float) -> Mandate:
         if not links and link.pth is not None:
             raise AuthInvalid("The mandate does not begin with the mandate of its principal")
         links.append(link)
+        signer = public_key
+    last = links[-1]
+    if proof is not None:
+        keys = [signer] if last.cnf is None else [signer, _read_holder_key(last)]
+        proven_until = _check_proof(proof, keys, parts[-1], now)
+        return Mandate(links=tuple(links), key_id=key_id, proven_until=proven_until)
+    if last.cnf is not None and needs_proof:
+        raise AuthInvalid(
+            f"The mandate belongs to the holder of the key of '{last.sub}', and comes without a proof. Its holder "
+            "makes one with: a2a-fabric mandate prove"
+        )
     return Mandate(links=tuple(links), key_id=key_id)
+
+
+def _check_proof(proof: SignedToken, keys: Sequence[Ed25519PublicKey], last_part: str, now: float) -> float:
+    """Until when it counts. Raises AuthInvalid or AuthExpired."""
+    try:
+        claims = msgspec.json.decode(proof.claims, type=_ProofClaims)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise AuthInvalid(f"The proof of the mandate is not valid: {exc}"[:300]) from exc
+    if claims.pth != _hash_link(last_part) or not any(map(proof.is_signed_with, keys)):
+        raise AuthInvalid("The proof is not one of this mandate's holder")
+    if not claims.iat - CLOCK_SKEW <= now or claims.exp - claims.iat > MAX_PROOF_SECONDS:
+        raise AuthInvalid("The proof of the mandate is not valid yet, or valid for too long")
+    if not claims.exp + CLOCK_SKEW > now:
+        raise AuthExpired("The proof of the mandate has expired. Its holder makes a new one")
+    return claims.exp
 
 
 def is_mandate(token: str) -> bool:
@@ -206,11 +264,30 @@ def is_mandate(token: str) -> bool:
 
 
 def split_mandate(token: str) -> list[str]:
-    """Raises AuthInvalid for a mandate that is too long."""
-    parts = token.split(SEPARATOR)
-    if len(parts) > MAX_LINKS or len(token) > _MAX_MANDATE_LENGTH:
+    """Its links, without a proof. Raises AuthInvalid for a mandate that is too long."""
+    return _split_proof(token)[0]
+
+
+def remove_proof(token: str) -> str:
+    """The mandate as it may be passed on."""
+    return SEPARATOR.join(split_mandate(token))
+
+
+def _split_proof(token: str) -> tuple[list[str], SignedToken | None]:
+    parts = token.split(SEPARATOR, MAX_LINKS + 1)
+    proof = None
+    is_bounded = len(parts) <= MAX_LINKS + 1 and len(token) <= _MAX_MANDATE_LENGTH
+    if is_bounded and len(parts) > 1:
+        try:
+            last = read_token(parts[-1])
+        except (ValueError, RecursionError) as exc:
+            raise AuthInvalid("The mandate is not a JSON Web Token") from exc
+        if last.is_of_type(PROOF_TYPE):
+            proof = last
+            parts.pop()
+    if not is_bounded or len(parts) > MAX_LINKS:
         raise AuthInvalid(f"The mandate was passed on more than {MAX_LINKS - 1} times, or it is too long")
-    return parts
+    return parts, proof
 
 
 def decode_link(part: str) -> MandateClaims:

@@ -18,7 +18,7 @@ from a2a_fabric.core.forwarding import current_call
 from a2a_fabric.core.policy import covers_scopes, scopes_from_cap
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, nest_actors, sign_identity
-from a2a_fabric.identity.mandates import decode_link, narrow_mandate, split_mandate
+from a2a_fabric.identity.mandates import decode_link, narrow_mandate, prove_mandate, split_mandate
 from a2a_fabric.identity.node_keys import NodeKeys
 from a2a_fabric.identity.settings import AgentIdentitySettings
 from a2a_fabric.identity.signing import make_jwk, parse_public_keys
@@ -130,9 +130,10 @@ class AgentSigner:
             return None
         key, parent = self._node.keys.get(), decode_link(split_mandate(token)[-1])
         if parent.dep < 1 or parent.cnf is None or parent.cnf.get("jwk") != make_jwk(key.public_key):
-            return token if settings.mandate == "as_is" else None
+            is_usable = settings.mandate == "as_is" and parent.cnf is None  # one with a key needs a proof by its holder
+            return token if is_usable else None
         try:
-            return narrow_mandate(
+            narrowed = narrow_mandate(
                 token,
                 key,
                 delegate=self._audience[:256],
@@ -142,6 +143,9 @@ class AgentSigner:
                 seconds=call.target.timeout_ms / 1000 + _MANDATE_MARGIN,
                 delegate_key=self._receiver_key,
             )
+            if self._receiver_key is None:
+                return narrowed
+            return prove_mandate(narrowed, key, now=now, seconds=self._node.seconds)
         except (BadInput, AuthInvalid, AuthExpired) as exc:
             _log.warning("The mandate %s was not passed on to %s: %s", parent.mnd, self._agent_id, exc.message)
             raise AuthInvalid(f"The mandate cannot be passed on: {exc.message}") from exc
