@@ -39,7 +39,9 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run a task graph: work for several agents, in parallel where nothing depends on the other.
+    """Run a task graph: work for several agents, as one job.
+
+    Nodes that do not depend on one another run in parallel.
 
     Each node is a job of its own. Ctrl-C stops following; the graph goes on. The exit code is 1 if a node failed.
 
