@@ -178,7 +178,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
 
 def test_a_misspelt_file_of_agents_is_named_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = run("up", "--agents", "agent.yaml", "--listen", "127.0.0.1:0", home=tmp_path / "home", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "Error: agent.yaml: there is no such file\n")
+    assert (done.returncode, done.stderr) == (1, "Error: agent.yaml: there is no such file or folder\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["home"] or not list(tmp_path.iterdir())
 
 
