@@ -33,13 +33,14 @@ def test_an_open_node_on_a_public_address_is_warned_about(tmp_path: Path, config
     assert "without credentials" in words
     assert "127.0.0.1" in words  # what to do
     _, printed, _ = check(tmp_path, config, "--json")
-    assert named in json.loads(printed)["warnings"][0]
+    assert any(named in warning for warning in json.loads(printed)["warnings"])
 
 
 @pytest.mark.parametrize("config", [CLOSED, LOCAL])
 def test_other_nodes_are_not(tmp_path: Path, config: str) -> None:
     status, _, said = check(tmp_path, config)
-    assert (status, said) == (0, "")
+    assert status == 0
+    assert "without credentials" not in " ".join(said.split())  # another warning may say that there is no TLS
 
 
 def test_an_open_node_without_any_key_on_a_public_address_does_not_start(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def started(folder: Path) -> Iterator[Node]:
         headers["Accept"] = "application/json, text/event-stream"
         with urlopen(Request(f"{node.url}/mcp", json.dumps(body).encode(), headers), timeout=60) as reply:  # noqa: S310
             assert reply.status == 200
+            headers["Mcp-Session-Id"] = reply.headers["Mcp-Session-Id"]
+            reply.read()
+        body = {"jsonrpc": "2.0", "id": 2, "method": "prompts/list"}  # the SDK answers it, and is loaded for that
+        with urlopen(Request(f"{node.url}/mcp", json.dumps(body).encode(), headers), timeout=60) as reply:  # noqa: S310
+            assert reply.status == 200
             reply.read()
         yield node
 
