@@ -52,6 +52,7 @@ ARROWS: dict[str, set[str]] = {
     "importing": {"core", "yamlfile"},
     "jobs": {"core", "outbound"},
     "logins": {"core", "identity.keyfile", "outbound"},
+    "mesh": {"core", "doors", "identity", "outbound", "protocols", "telemetry"},
     "messages": {"core", "jobs"},
     "operations": {"core", "gateway", "graphs", "jobs", "logins", "messages", "registry"},
     "outbound": {"core"},

@@ -7,11 +7,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
@@ -46,6 +46,7 @@ from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
 from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.oauth import LoginTarget, read_login_target
 from a2a_fabric.logins.pages import LoginPages
+from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.messages.conversations import ConversationSignals, Senders
 from a2a_fabric.messages.delivery import MessageDelivery
 from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
@@ -105,6 +106,9 @@ from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.identity_middleware import IdentityMiddleware, make_jwks_route
 
+if TYPE_CHECKING:  # most nodes are one process
+    from a2a_fabric.mesh.workers import Workers
+
 _log = logging.getLogger(__name__)
 
 
@@ -122,8 +126,11 @@ class Fabric:
         environ: Mapping[str, str] | None = None,
         log_stream: IO[str] | None = None,
         descriptions: DescriptionStore | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        """`descriptions` is where the node remembers what agents offer, if that is not its store."""
+        """`descriptions` is where the node remembers what agents offer, if that is not its store. `workers` are the
+        other processes of the node, if it has several.
+        """
         self.config = config or Config()
         self._base = base or Path.cwd()
         self.store_address = resolve_store_address(self.config, base)
@@ -140,6 +147,8 @@ class Fabric:
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
+        self._workers = workers
+        self._owner_tag = "" if workers is None else workers.owner_tag
         self._lifetimes = AsyncExitStack()
         self._has_checked_views = not self.config.views
 
@@ -195,6 +204,8 @@ class Fabric:
         """All parts of the node, each after those that it needs."""
         config = self.config
         self.telemetry = self._build_telemetry(stack)
+        if self._workers is not None:
+            stack.push_async_callback(self._workers.aclose)
         self._connect_sources(stack)
         registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
         registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)
@@ -277,7 +288,7 @@ class Fabric:
             self.store.logins, self.registry.listings, self.config.health.first_list_timeout, self._learn_listing
         )
         self.registry.load_listings = self._login_listings.load
-        self._callbacks = Callbacks(self.config.public_url)
+        self._callbacks = Callbacks(self.config.public_url, owner_tag=self._owner_tag)
         self.logins = build_logins(
             self.store.logins,
             self._environ,
@@ -330,6 +341,7 @@ class Fabric:
             [view.name for view in config.views],
             [*LoginPages(self.logins, config.node_id).routes, make_jwks_route(self._node_keys.list_public)],
             None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, config.limits.body_bytes).wrap,
+            None if self._workers is None else self._workers.build_relay(self._find_agent, config.limits.body_bytes),
         )
 
     def _register_settings(self, reserved: ReservedNames) -> None:
@@ -447,7 +459,9 @@ class Fabric:
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(
             # As declared: what the agent said before, and which of its tools are listed, is not the runtime's business.
-            lambda manifest: factory.build(self.registry.find_declaration(manifest)),
+            lambda manifest: (
+                self._build_held_elsewhere(manifest) or factory.build(self.registry.find_declaration(manifest))
+            ),
             loader=factory.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
@@ -481,6 +495,7 @@ class Fabric:
             overlay=None if config.federation.overlay is None else self._base / config.federation.overlay,
             mounted=self._mounted_agents,
             callbacks=self._callbacks,
+            owner_tag=self._owner_tag,
             environ=self._environ,
             threads=agent_threads,
             toolbox=Toolbox(config.tools, self._base, web, self._environ, tool_threads, computations),
@@ -554,6 +569,29 @@ class Fabric:
     def _refresh_agent(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
         self._health_monitor.refresh(agent_id)
+        if self._workers is not None:
+            self._workers.notify_changed(agent_id)
+
+    def _build_held_elsewhere(self, manifest: Manifest) -> Runtime | None:
+        """The runtime of an agent that another worker holds."""
+        if self._workers is None:
+            return None
+        return self._workers.build_runtime(manifest, self._prompts_and_resources.notify_changed)
+
+    @property
+    def peer_services(self) -> PeerServices:
+        """What this node does for its peers."""
+        return PeerServices(
+            find_agent=self._find_agent,
+            load_runtime=self.runtime_pool.load_runtime,
+            call_agent=self.runtime_pool.find_handler,
+            route_call=self._route_call,
+            bind_call=self.active_policy.bind_call,
+            on_agent_changed=self._health_monitor.refresh,
+            render_metrics=self.telemetry.metrics.render_exposition,
+            doors=self.app,
+            body_bytes=self.config.limits.body_bytes,
+        )
 
     def _build_gateway(self) -> Gateway:
         config, registry = self.config, self.registry
@@ -590,7 +628,9 @@ class Fabric:
                 seal=self._continuation_seal,
             )
 
-        route = route_with(planner)
+        route = self._route_call = route_with(planner)
+        if self._workers is not None:
+            guards.append(self._workers.forward_answers())
         no_fallback = msgspec.structs.replace(config.routing, fallback=False)
         self._handler_without_fallback = compose([*job_steps, *guards], route_with(Planner(registry, no_fallback)))
         self._job_handler = compose([*job_steps, *guards], route)
@@ -672,7 +712,9 @@ class Fabric:
             settings = msgspec.convert(table, plugin.settings)
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
-        metrics = self.telemetry.metrics
+        render_metrics: Callable[[], Awaitable[bytes]] = self.telemetry.metrics.render_exposition
+        if self._workers is not None:
+            render_metrics = self._workers.merge_metrics(render_metrics)
         add_credentials = self._authentication.resolver.add_credentials
         entry = DoorEntry(plugins.canonical_kind(kind), self._identify, add_credentials, self.active_policy)
         context = DoorContext(
@@ -691,7 +733,7 @@ class Fabric:
             failed_attempts=self._failed_attempts,
             caller_share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
-            metrics=metrics.render_exposition if self.config.metrics else None,
+            metrics=render_metrics if self.config.metrics else None,
             call_log=self.telemetry.log,
             tunnel=self._find_tunnel,
             proxy_steps=self._proxy_steps,
@@ -704,6 +746,7 @@ class Fabric:
             messages=self.messages,
             inboxes=self.inboxes,
             tls=resolve_tls_files(self._base, self.config),
+            owner_tag=self._owner_tag,
         )
         door: Door = plugin.build(settings, context)
         return door

@@ -9,8 +9,9 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -31,10 +32,22 @@ from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.node_setup import list_exposure_warnings, resolve_tls_files
+from a2a_fabric.mesh.app import PeerApp
+from a2a_fabric.mesh.workers import WorkerPlace, Workers
+from a2a_fabric.node_setup import list_exposure_warnings, resolve_store_address, resolve_tls_files
+from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
+from a2a_fabric.web.private_listener import open_private_listener
 from a2a_fabric.web.server import HttpServer, bind_socket, raise_file_limit, url_from_socket
+from a2a_fabric.web.supervisor import (
+    Supervisor,
+    WorkerStart,
+    bind_worker_sockets,
+    stop_with_supervisor,
+    wait_for_others,
+    worker_command,
+)
 from a2a_fabric.web.tls import ServerTLS
 
 try:
@@ -78,6 +91,13 @@ def run(
     ] = None,
     env_file: EnvFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=256, help="Processes that serve the port: one for each core that you want to use."
+        ),
+    ] = 1,
+    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
 
@@ -102,20 +122,61 @@ def run(
     prepare_process()
     state = StateFolder(environ)
     key = _choose_key(setup.config, setup.environ.get("FABRIC_PSK"), state)
+    start = None if worker is None else msgspec.json.decode(worker, type=WorkerStart)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve(setup, lambda: plan(setup.config_file), key, state, quiet=quiet))
+        if start is None and workers > 1:
+            raise typer.Exit(runner.run(_supervise(setup, key, state, workers, quiet=quiet)))
+        runner.run(_serve(setup, lambda: plan(setup.config_file), key, state, start, quiet=quiet))
+
+
+async def _supervise(setup: NodeSetup, key: NodeKey, state: StateFolder, count: int, *, quiet: bool) -> int:
+    """Run `count` workers until a signal ends the node; returns the exit code. Raises ConfigError."""
+    address = resolve_store_address(setup.config, setup.base)
+    if address.startswith("memory:"):
+        raise ConfigError(
+            "--workers: the workers share one store, which cannot be in memory. Name a file: --store sqlite:fabric.db"
+        )
+    host, port = parse_listen(setup.config.listen)
+    _load_tls(setup)  # a mistake is reported once, and not by each worker
+    sockets = bind_worker_sockets(host, port, count, exact_port=setup.is_port_chosen)
+    with ExitStack() as stack:
+        for each in sockets:
+            stack.enter_context(each)
+        folder = stack.enter_context(TemporaryDirectory(prefix="a2a-fabric-"))  # readable by this user alone
+        stack.enter_context(announce_node(state, _reachable_url(sockets[0], setup.config), setup.files))
+        supervisor = Supervisor(
+            worker_command(sys.argv[1:]), sockets, folder, setup.config.limits.drain_seconds, remark
+        )
+        code = await supervisor.run()
+        if not quiet and code == 0:
+            remark("Stopped.")
+        return code
 
 
 async def _serve(
-    setup: NodeSetup, plan: Callable[[], NodeSetup], key: NodeKey, state: StateFolder, *, quiet: bool
+    setup: NodeSetup,
+    plan: Callable[[], NodeSetup],
+    key: NodeKey,
+    state: StateFolder,
+    worker: WorkerStart | None,
+    *,
+    quiet: bool,
 ) -> None:
-    """`plan` reads the configuration again."""
+    """`plan` reads the configuration again. `worker`: this process is one of several, which a supervisor started."""
     host, port = parse_listen(setup.config.listen)
     tls = _load_tls(setup)
-    listener = bind_socket(host, port, exact_port=setup.is_port_chosen)
+    if worker is None:
+        listener = bind_socket(host, port, exact_port=setup.is_port_chosen)
+    else:
+        listener = socket.socket(fileno=worker.listener)
+        quiet = quiet or worker.number > 0
     with listener:
         async with AsyncExitStack() as stack:
-            node = await start_node(setup, key.secret, stack)
+            workers = None
+            if worker is not None:
+                place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder)
+                workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind)
+            node = await start_node(setup, key.secret, stack, workers=workers)
             limits = node.config.limits
             server = HttpServer(
                 node.app,
@@ -129,7 +190,10 @@ async def _serve(
             )
             if tls is not None:
                 node.settings.register("tls", _follow_tls(tls, setup.base))
-            stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
+            if worker is None:
+                stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
+            elif workers is not None and not await _join_workers(node, workers.place, worker, server, stack):
+                return
             if not quiet:
                 _print_banner(setup, key, node, listener, port)
             follower = ConfigFollower(
@@ -139,12 +203,29 @@ async def _serve(
             )
             stack.push_async_callback(cancel_and_wait, asyncio.ensure_future(follower.run()))
             await server.run_until_stopped(follower.request)
-            if not quiet:
+            if not quiet and worker is None:
                 remark("Stopped.")
 
 
+async def _join_workers(
+    node: Fabric, place: WorkerPlace, worker: WorkerStart, server: HttpServer, stack: AsyncExitStack
+) -> bool:
+    """Serve the other workers, and wait until all are up. False if the supervisor has gone."""
+    await stack.enter_async_context(open_private_listener(PeerApp(node.peer_services), place.socket_path()))
+    control = stack.enter_context(socket.socket(fileno=worker.control))
+    if not await wait_for_others(control):
+        return False
+    watcher = asyncio.ensure_future(stop_with_supervisor(control, server.stop))
+    stack.push_async_callback(cancel_and_wait, watcher)
+    return True
+
+
 async def start_node(
-    setup: NodeSetup, psk: str | None, stack: AsyncExitStack, descriptions: DescriptionStore | None = None
+    setup: NodeSetup,
+    psk: str | None,
+    stack: AsyncExitStack,
+    descriptions: DescriptionStore | None = None,
+    workers: Workers | None = None,
 ) -> Fabric:
     """Start a node without a port. Raises ConfigError: at the start there is no earlier catalog to keep."""
     sources: list[AgentSource] = [*setup.build_sources()]
@@ -162,6 +243,7 @@ async def start_node(
             psk=psk,
             environ=setup.environ,
             descriptions=descriptions,
+            workers=workers,
         )
         await stack.enter_async_context(node)
     if node.registry.errors:

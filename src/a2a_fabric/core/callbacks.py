@@ -61,8 +61,9 @@ class Callback:
 class Callbacks:
     """`public_url` is how agents reach this node; without it, only agents that can reach its listening address."""
 
-    def __init__(self, public_url: str | None = None, *, limit: int = _MAX_OPEN) -> None:
+    def __init__(self, public_url: str | None = None, *, limit: int = _MAX_OPEN, owner_tag: str = "") -> None:
         self._public_url = public_url
+        self._owner_tag = owner_tag  # the end of keys, by which other processes of the node know whose they are
         self._listen_url: str | None = None  # set when the node listens
         self._limit = limit
         self._open_callbacks: dict[str, Callback] = {}
@@ -87,7 +88,7 @@ class Callbacks:
         if base_url is None or len(self._open_callbacks) >= self._limit:
             yield None
             return
-        key = secrets.token_urlsafe(16)
+        key = secrets.token_urlsafe(16) + self._owner_tag
         callback = self._open_callbacks[key] = Callback(f"{base_url.rstrip('/')}{CALLBACK_PATH}{key}")
         try:
             yield callback

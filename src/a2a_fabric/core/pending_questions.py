@@ -66,13 +66,21 @@ class PendingQuestions(Generic[T]):
     """
 
     def __init__(
-        self, name: str, timeout: float, give_up: Callable[[T], None], *, limit: int = MAX_PENDING, prefix: str = ""
+        self,
+        name: str,
+        timeout: float,
+        give_up: Callable[[T], None],
+        *,
+        limit: int = MAX_PENDING,
+        prefix: str = "",
+        owner_tag: str = "",
     ) -> None:
         self._name = name
         self._timeout = timeout
         self._give_up = give_up
         self._limit = limit
         self._prefix = prefix  # of continuations, where a caller may hold other ones too
+        self._owner_tag = owner_tag  # the end of continuations, by which other processes know whose they are
         self._pending: dict[str, tuple[Hashable, T, asyncio.TimerHandle]] = {}
 
     def __len__(self) -> int:
@@ -84,7 +92,7 @@ class PendingQuestions(Generic[T]):
 
     def add(self, work: T, key: Hashable) -> str:
         """Keep `work` for the caller and subject in `key`; return its continuation. The caller checks `is_full`."""
-        continuation = self._prefix + secrets.token_urlsafe(24)
+        continuation = self._prefix + secrets.token_urlsafe(24) + self._owner_tag
         timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, continuation)
         self._pending[continuation] = key, work, timer
         return continuation

@@ -122,6 +122,7 @@ class DoorContext:
     issuers: tuple[str, ...] = ()  # whose tokens are accepted, besides the node's own keys
     door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
+    owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several
 
 
 async def _prepare_nothing() -> None:

@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import cache
 from ipaddress import ip_address
 from math import inf
+from pathlib import Path
 from ssl import SSLContext
 from types import TracebackType
 from typing import NamedTuple
@@ -52,6 +53,7 @@ def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: boo
 
 DNS_CACHE_SECONDS = 10.0  # seconds for which the addresses of a host are used again
 MAX_CACHED_HOSTS = 1024
+_LISTEN_PAUSE = 0.05  # seconds until a process that is starting is tried again
 
 
 class Connector:
@@ -117,6 +119,38 @@ class Connector:
         if connection.is_closing:
             raise ConnectionError("closed as soon as it was made")
         return connection
+
+
+class UnixConnector(Connector):
+    """Connects to one socket of this machine, whatever host the URL names.
+
+    The process behind it may be starting, so the connector waits until it listens, within the timeout.
+    """
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__(None, timeout, ssl.create_default_context)
+        self._path = str(path)
+
+    async def connect(self, url: Url, make: Callable[[], Connection]) -> Connection:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._timeout
+        while True:
+            connection = make()
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await loop.create_unix_connection(lambda: connection, self._path)  # noqa: B023  # awaited here
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError) as exc:
+                connection.discard()
+                if loop.time() + _LISTEN_PAUSE >= ends_at:
+                    raise ConnectFailed(f"Nothing listens at {self._path}") from exc
+            except OSError as exc:  # a TimeoutError is one
+                connection.discard()
+                raise ConnectFailed(f"No connection to {self._path}: {exc}") from exc
+            except BaseException:
+                connection.discard()
+                raise
+            await asyncio.sleep(_LISTEN_PAUSE)
 
 
 async def _resolve_unguarded(host: str, port: int) -> list[str]:
@@ -405,6 +439,7 @@ class OutboundClient:
         ca: bytes | None = None,  # PEM: trusted besides the system's
         verify: bool = True,
         tls: Callable[[], SSLContext] | None = None,  # for new connections, instead of the three above
+        unix_socket: Path | None = None,  # all requests go there
     ) -> None:
         @cache
         def make_context() -> SSLContext:
@@ -414,7 +449,11 @@ class OutboundClient:
         if client_cert is not None or ca is not None:
             tls()  # report bad certificates now; without them, many clients never need a context
         self._guard = guard
-        self._connector = Connector(guard, connect_timeout, tls)
+        self._connector = (
+            Connector(guard, connect_timeout, tls)
+            if unix_socket is None
+            else UnixConnector(unix_socket, connect_timeout)
+        )
         self._max_connections = max_connections
         self._idle_timeout = idle_timeout
         self._loop: asyncio.AbstractEventLoop | None = None

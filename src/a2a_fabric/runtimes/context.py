@@ -48,6 +48,7 @@ class RuntimeContext:
     toolbox: Toolbox | None = None  # what built-in tools work with
     signer: CallSigner | None = None  # signs what is sent to the agent, where the operator asked for it
     callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
+    owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several
     on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
     on_prompts_resources_changed: Callable[[], None] = _ignore
 

@@ -141,9 +141,13 @@ class WebApp:
         views: Sequence[str] = (),
         pages: Sequence[BaseRoute] = (),
         check_identities: Callable[[ASGIApp], ASGIApp] | None = None,
+        hand_over: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
-        """`check_identities` wraps what is served by a node that trusts the signed identities of others."""
+        """`check_identities` wraps what is served by a node that trusts the signed identities of others, `hand_over`
+        what is served by one of several processes: requests that belong to another go there, before anything else.
+        """
         self._check_identities = check_identities
+        self._hand_over = hand_over
         self._doors = doors
         self._views = views
         self._hot_routes = [route for door in doors for route in door.hot_routes]
@@ -163,7 +167,8 @@ class WebApp:
 
     def set_token_middleware(self, token_middleware: TokenMiddleware | None) -> None:
         """Put it in front of everything from now on. Nodes that trust no issuer have none, and pay nothing for it."""
-        wrappers = [None if token_middleware is None else token_middleware.wrap, self._check_identities]
+        own = None if token_middleware is None else token_middleware.wrap
+        wrappers = [own, self._check_identities, self._hand_over]
         self._wrap = _chain_wrappers([each for each in wrappers if each is not None])
         self._hot_paths = {path: self._wrap(app) for door in self._doors for path, app in door.hot.items()}
         self._websockets = {path: self._wrap(app) for door in self._doors for path, app in door.sockets.items()}

@@ -211,14 +211,19 @@ def raise_file_limit(connections: int) -> int:
     return allowed
 
 
-def bind_socket(host: str, port: int, *, exact_port: bool) -> socket.socket:
-    """A listening socket on this port or, unless `exactly` is set, on the next free one. Raises ConfigError."""
+def bind_socket(host: str, port: int, *, exact_port: bool, is_shared: bool = False) -> socket.socket:
+    """A listening socket on this port or, unless `exact_port` is set, on the next free one. Raises ConfigError.
+
+    `is_shared`: other sockets of this user may listen there, too, and share the connections.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last_error: OSError | None = None
     for candidate in [port] if exact_port or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
         # The protocol is explicit because asyncio disables Nagle's algorithm only for sockets that are marked as TCP.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listener.bind((host, candidate))
             listener.listen(2048)

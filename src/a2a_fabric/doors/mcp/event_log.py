@@ -93,13 +93,16 @@ adopted_session: ContextVar[str | None] = ContextVar("adopted_mcp_session", defa
 class ResumableSessionManager(StreamableHTTPSessionManager):
     """The SDK's manager, with one event log for each session instead of one for all.
 
-    A session that is opened while `adopted_session` is set has that id.
+    A session that is opened while `adopted_session` is set has that id. The ids of others end with `owner_tag`.
     """
 
+    owner_tag = ""
     _total: list[int]
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         transport, name = super()._admit_session(requestor), adopted_session.get()
+        if name is None and self.owner_tag and transport is not None and transport.mcp_session_id is not None:
+            name = transport.mcp_session_id + self.owner_tag
         if transport is not None and name is not None and transport.mcp_session_id is not None:
             self._server_instances[name] = self._server_instances.pop(transport.mcp_session_id)
             self._session_owners[name] = self._session_owners.pop(transport.mcp_session_id)  # the door names one always

@@ -195,7 +195,7 @@ class LightSessions:
     async def _open(self, cycle: McpCycle, message: McpMessage, params: _InitializeParams) -> None:
         started = time.perf_counter()
         session = await self._sessions.open(cycle.principal.principal_id)
-        name = uuid4().hex
+        name = uuid4().hex + self._context.owner_tag
         session.client_name = params.client.name
         session.can_show_apps = UI_EXTENSION in (params.capabilities.extensions or {})
         session.light = LightSession(cycle.principal, cycle.scope["path"], params.version, cycle.body)

@@ -324,6 +324,7 @@ class McpServer:
             max_sessions=None,  # `OpenSessions` counts them, over all servers
             session_idle_timeout=idle_timeout,
         )
+        self._session_manager.owner_tag = context.owner_tag
         self._open_sessions = sessions
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -133,7 +133,8 @@ class _StreamCycle(_SseCycle):
         endpoints = self.endpoints
         server = await endpoints.get_server()
         open_session = await endpoints.open_sessions.open(self.principal.principal_id)
-        session_id, session = secrets.token_urlsafe(24), SseSession(self.principal, open_session)
+        session_id = secrets.token_urlsafe(24) + endpoints.context.owner_tag
+        session = SseSession(self.principal, open_session)
 
         async def close() -> None:
             session.end()

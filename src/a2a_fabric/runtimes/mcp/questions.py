@@ -412,11 +412,16 @@ CONTINUATION_PREFIX = "p."
 class McpPendingQuestions:
     """The requests to one server that wait for answers to the server's questions."""
 
-    def __init__(self, name: str, timeout: float, limit: int = MAX_PENDING) -> None:
+    def __init__(self, name: str, timeout: float, limit: int = MAX_PENDING, owner_tag: str = "") -> None:
         self._name = name
         self._limit = limit
         self._pending = PendingQuestions[PendingMcpRequest](
-            name, timeout, PendingMcpRequest.give_up, limit=limit, prefix=CONTINUATION_PREFIX
+            name,
+            timeout,
+            PendingMcpRequest.give_up,
+            limit=limit,
+            prefix=CONTINUATION_PREFIX,
+            owner_tag=owner_tag,
         )
 
     def __len__(self) -> int:

@@ -603,7 +603,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
     back_channel = McpBackChannel(
         supervisor, sessions, is_program=target is None, is_allowed=era is None and endpoint.answer_timeout > 0
     )
-    pending_questions = McpPendingQuestions(manifest.agent_id, endpoint.answer_timeout)
+    pending_questions = McpPendingQuestions(manifest.agent_id, endpoint.answer_timeout, owner_tag=context.owner_tag)
     prompts_and_resources = McpPromptResourceProvider(
         manifest.agent_id, supervisor, back_channel, pending_questions, context.on_prompts_resources_changed
     )

@@ -238,9 +238,17 @@ class ProxySessions:
     """The proxied sessions of a node, with all agents."""
 
     def __init__(
-        self, *, idle_timeout: float, timeout: float, max_sessions: int, share: float, ping_timers: DeadlineSweep
+        self,
+        *,
+        idle_timeout: float,
+        timeout: float,
+        max_sessions: int,
+        share: float,
+        ping_timers: DeadlineSweep,
+        owner_tag: str = "",
     ) -> None:
         self.timeout = timeout
+        self.owner_tag = owner_tag
         self.ping_timers = ping_timers
         self._share = share  # of the sessions with an agent, for one caller
         self._idle_timeout = idle_timeout
@@ -311,7 +319,7 @@ class ProxySession(SessionTask):
     ) -> None:
         super().__init__(agent_id)
         self.owner = (agent_id, principal)
-        self.session_id = uuid4().hex
+        self.session_id = uuid4().hex + sessions.owner_tag
         self._timeout = sessions.timeout
         self._idle_timeout = idle_timeout
         self._ping_timers = sessions.ping_timers
@@ -469,9 +477,13 @@ class EraBridge:
             max_sessions=max_sessions,
             share=context.caller_share,
             ping_timers=self._ping_timers,
+            owner_tag=context.owner_tag,
         )
         self._pending = PendingQuestions[UpstreamExchange](
-            "MCP proxy", _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
+            "MCP proxy",
+            _ANSWER_TIMEOUT,
+            lambda exchange: self._run_in_background(exchange.cancel()),
+            owner_tag=context.owner_tag,
         )
         # By the agent, and by the principal with whose login it is called; the least recently used one first.
         self._pools: OrderedDict[tuple[str, str | None], UpstreamPool] = OrderedDict()

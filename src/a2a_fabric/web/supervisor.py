@@ -1,0 +1,206 @@
+"""The process that `up --workers N` starts first: it owns the listening sockets, starts the workers and watches them.
+
+Each worker has a socket of its own on the same port (SO_REUSEPORT), which the supervisor keeps open. So connections
+that wait for a worker that died wait on, and the next worker accepts them.
+
+Supervisor and worker are connected by a pair of sockets. The worker writes one byte when its node is up, and serves
+clients only when the supervisor has answered: then the others are up, too. If the supervisor dies, the worker reads
+the end of the pair and stops, so no worker is left behind.
+
+The first SIGINT or SIGTERM is passed on, and the workers finish their calls; so are SIGHUP and the second signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+
+import msgspec
+
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.web.server import bind_socket
+
+_log = logging.getLogger(__name__)
+_READY, _GO = b"r", b"g"
+_START_TIMEOUT = 120.0  # seconds until a worker's node must be up
+_FIRST_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds before a worker is started again
+_STABLE_SECONDS = 10.0  # a worker that ran for so long is started again at once
+_STOP_GRACE = 10.0  # seconds beyond the drain time until workers are killed
+
+
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told on its command line. The descriptors are inherited."""
+
+    number: int
+    count: int
+    folder: str
+    listener: int
+    control: int
+
+
+def bind_worker_sockets(host: str, port: int, count: int, *, exact_port: bool) -> list[socket.socket]:
+    """One listening socket for each worker, all on one port. Raises ConfigError."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("--workers needs a system on which processes can share a port (SO_REUSEPORT). Use one worker")
+    with bind_socket(host, port, exact_port=exact_port) as alone:  # fails if another node has the port, shared or not
+        chosen: int = alone.getsockname()[1]
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(bind_socket(host, chosen, exact_port=True, is_shared=True)) for _ in range(count)
+        ]
+        stack.pop_all()
+    return sockets
+
+
+class Supervisor:
+    """`command` starts a worker if its description follows; `report` tells the operator of what happens."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        sockets: Sequence[socket.socket],
+        folder: str,
+        drain_timeout: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._command = command
+        self._sockets = sockets
+        self._folder = folder
+        self._drain_timeout = drain_timeout
+        self._report = report
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._has_begun = asyncio.Event()  # all workers have been up once
+        self._ready: set[int] = set()
+        self._is_stopping = False
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal ends the node; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        tasks = [asyncio.ensure_future(self._keep_running(number)) for number in range(len(self._sockets))]
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            failed = not self._is_stopping  # a worker never came up, and said why
+            if failed:
+                self._stop(signal.SIGTERM)
+            await self._wait_for_workers()
+            return 1 if failed else 0
+        finally:
+            await cancel_and_wait(*tasks, stopping)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._is_stopping = True
+        self._pass_on(number)
+        self._stopping.set()
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _wait_for_workers(self) -> None:
+        running = [process for process in self._processes.values() if process.returncode is None]
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
+        if not waits:
+            return
+        _, pending = await asyncio.wait(waits, timeout=self._drain_timeout + _STOP_GRACE)
+        if pending:
+            self._report(f"{len(pending)} workers did not stop within {self._drain_timeout + _STOP_GRACE:g} s")
+            self._pass_on(signal.SIGKILL)
+            await asyncio.wait(pending)
+
+    async def _keep_running(self, number: int) -> None:
+        """Returns when the worker ended as it should, or could not be started the first time."""
+        pause = _FIRST_PAUSE
+        while True:
+            started_at = time.monotonic()
+            code = await self._run_worker(number)
+            if self._is_stopping:
+                return
+            if number not in self._ready and not self._has_begun.is_set():
+                return
+            reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            self._report(f"Worker {number} {reason}. It is started again.")
+            has_run = time.monotonic() - started_at >= _STABLE_SECONDS
+            pause = _FIRST_PAUSE if has_run else min(2 * pause, _MAX_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _run_worker(self, number: int) -> int:
+        with ExitStack() as stack:
+            own_end, worker_end = socket.socketpair()
+            stack.callback(own_end.close)
+            own_end.setblocking(False)
+            with worker_end:
+                start = WorkerStart(
+                    number=number,
+                    count=len(self._sockets),
+                    folder=self._folder,
+                    listener=self._sockets[number].fileno(),
+                    control=worker_end.fileno(),
+                )
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    msgspec.json.encode(start).decode(),
+                    pass_fds=(start.listener, start.control),
+                    start_new_session=True,  # or Ctrl-C would reach the worker twice
+                )
+            self._processes[number] = process
+            if self._is_stopping:  # the signal came before this process existed
+                process.terminate()
+            starting = asyncio.ensure_future(self._begin(number, own_end))
+            try:
+                return await process.wait()
+            except asyncio.CancelledError:
+                process.kill()
+                raise
+            finally:
+                await cancel_and_wait(starting)
+
+    async def _begin(self, number: int, control: socket.socket) -> None:
+        """Wait until the worker is up, and let it serve when the others are."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_START_TIMEOUT):
+                if await loop.sock_recv(control, 1) != _READY:
+                    return  # it ended; its exit code says the rest
+        except TimeoutError:
+            self._report(f"Worker {number} was not up within {_START_TIMEOUT:g} s. It is killed.")
+            self._processes[number].kill()
+            return
+        self._ready.add(number)
+        if len(self._ready) == len(self._sockets):
+            self._has_begun.set()
+        await self._has_begun.wait()
+        await loop.sock_sendall(control, _GO)
+
+
+async def wait_for_others(control: socket.socket) -> bool:
+    """In a worker whose node is up: wait until the others are. False if the supervisor has gone."""
+    loop = asyncio.get_running_loop()
+    control.setblocking(False)
+    await loop.sock_sendall(control, _READY)
+    return await loop.sock_recv(control, 1) == _GO
+
+
+async def stop_with_supervisor(control: socket.socket, stop: Callable[[], None]) -> None:
+    """In a worker: stop it if the supervisor dies, which is the only way in which the pair can end."""
+    if not await asyncio.get_running_loop().sock_recv(control, 1):
+        _log.warning("the supervisor of the workers is gone; this worker stops")
+        stop()
+
+
+def worker_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a worker, without its description. `arguments` are those of this process."""
+    return [sys.executable, "-m", "a2a_fabric", *arguments, "--worker"]

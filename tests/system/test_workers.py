@@ -1,0 +1,271 @@
+"""`up --workers N`: several processes on one port that every client takes for one node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.system.node import Node, run, running_node, until
+
+ASKS = 16  # on a new connection each: that all of them end at one worker of two happens once in 32,768 times
+AGENTS = f"""
+- {{agent_id: counter, endpoint: {{uri: "python:held:counter"}}}}
+- {{agent_id: slow, endpoint: {{uri: "python:held:slow"}}}}
+- {{agent_id: first, runtime: mcp, endpoint: {{command: [{sys.executable}, server.py]}}}}
+- {{agent_id: second, runtime: mcp, endpoint: {{command: [{sys.executable}, server.py]}}}}
+"""
+HELD = """
+import asyncio, os
+from a2a_fabric import Agent
+
+counter, slow = Agent("counter"), Agent("slow")
+calls = 0
+
+@counter.capability
+async def count() -> dict:
+    global calls
+    calls += 1
+    return {"calls": calls, "pid": os.getpid()}
+
+@slow.capability
+async def rest(seconds: float) -> dict:
+    await asyncio.sleep(seconds)
+    return {"rested": seconds}
+"""
+SERVER = """
+import os
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from pydantic import BaseModel
+
+server = MCPServer("held")
+notes = []
+
+class Name(BaseModel):
+    name: str
+
+@server.tool()
+def remember(note: str) -> str:
+    notes.append(note)
+    return f"{os.getpid()} {len(notes)}"
+
+@server.tool()
+async def greet(ctx: Context) -> str:
+    answer = await ctx.elicit("Who are you?", schema=Name)
+    return f"Hello {answer.data.name}"
+
+@server.resource("note://last")
+def last() -> str:
+    return notes[-1] if notes else "none"
+
+server.run()
+"""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("workers")
+    write_agents(folder)
+    with running_node(folder, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(folder)) as running:
+        yield running
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0, running.said
+
+
+def write_agents(folder: Path) -> None:
+    (folder / "agents.yaml").write_text(AGENTS)
+    (folder / "held.py").write_text(HELD)
+    (folder / "server.py").write_text(SERVER)
+
+
+def one_connection(node: Node, **headers: str) -> aiohttp.ClientSession:
+    """A new connection for each request, so that requests end at both workers."""
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {node.token}", **headers},
+        connector=aiohttp.TCPConnector(force_close=True),
+        timeout=aiohttp.ClientTimeout(total=30),
+    )
+
+
+async def call(session: aiohttp.ClientSession, node: Node, agent: str, capability: str, **arguments: Any) -> Any:
+    body = {"agent_id": agent, "capability": capability, "task": "", "context": arguments}
+    async with session.post(f"{node.url}/mcp/call", json={"name": "fabric.call", "arguments": body}) as reply:
+        envelope = await reply.json()
+    assert envelope["ok"], envelope
+    return envelope["result"]
+
+
+def worker_pids(node: Node) -> set[int]:
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(node.process.pid)], capture_output=True, text=True, check=True
+    ).stdout
+    return {int(line.split()[0]) for line in listed.splitlines() if "--worker " in line}
+
+
+async def test_an_agent_in_a_process_of_ours_exists_once(node: Node) -> None:
+    async with one_connection(node) as session:
+        replies = [await call(session, node, "counter", "count") for _ in range(ASKS)]
+    assert len({reply["pid"] for reply in replies}) == 1
+    numbers = [reply["calls"] for reply in replies]
+    assert numbers == list(range(numbers[0], numbers[0] + ASKS))
+
+
+async def test_a_program_is_started_once_and_keeps_one_state(node: Node) -> None:
+    async with one_connection(node) as session:
+        replies = [(await call(session, node, "first", "remember", note="x"))["result"] for _ in range(ASKS)]
+    assert len({reply.split()[0] for reply in replies}) == 1
+    assert [int(reply.split()[1]) for reply in replies] == sorted({int(reply.split()[1]) for reply in replies})
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"elicitation": {}},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+MCP_HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
+async def open_session(session: aiohttp.ClientSession, url: str) -> dict[str, str]:
+    async with session.post(url, json=INITIALIZE) as reply:
+        assert reply.status == 200, await reply.text()
+        headers = {"Mcp-Session-Id": reply.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-06-18"}
+    body = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    async with session.post(url, json=body, headers=headers) as reply:
+        assert reply.status == 202
+    return headers
+
+
+def last_message(text: str) -> Any:
+    data = [line[5:] for line in text.splitlines() if line.startswith("data:")]
+    return json.loads(data[-1] if data else text)
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/agents/first/mcp", "/agents/second/mcp"])
+async def test_a_session_of_mcp_is_one_whichever_worker_its_requests_reach(node: Node, path: str) -> None:
+    url = node.url + path
+    tool = "first_remember" if path == "/mcp" else "remember"
+    async with one_connection(node, **MCP_HEADERS) as session:
+        headers = await open_session(session, url)
+        pids = set()
+        for number in range(ASKS):
+            body = {"jsonrpc": "2.0", "id": number + 2, "method": "tools/call",
+                    "params": {"name": tool, "arguments": {"note": "y"}}}  # fmt: skip
+            async with session.post(url, json=body, headers=headers) as reply:
+                text = await reply.text()
+                assert reply.status == 200, text
+            pids.add(last_message(text)["result"]["content"][0]["text"].split()[0])
+        assert len(pids) == 1
+        async with session.delete(url, headers=headers) as reply:
+            assert reply.status in (200, 202, 204)
+
+
+async def test_a_question_is_answered_through_any_worker(node: Node) -> None:
+    async with one_connection(node) as session:
+        for _ in range(4):
+            asked = (await call(session, node, "second", "greet"))["input_required"]
+            (key,) = asked["questions"]
+            answers = {"continuation": asked["continuation"], "answers": {key: {"content": {"name": "Ada"}}}}
+            body = {"agent_id": "second", "capability": "greet", "task": "", **answers}
+            async with session.post(f"{node.url}/mcp/call", json={"name": "fabric.call", "arguments": body}) as reply:
+                envelope = await reply.json()
+            assert envelope["ok"], envelope
+            assert envelope["result"]["result"] == "Hello Ada"
+
+
+async def test_resources_of_a_program_are_read_through_any_worker(node: Node) -> None:
+    async with one_connection(node, **MCP_HEADERS) as session:
+        await call(session, node, "first", "remember", note="kept")
+        for _ in range(4):
+            url = f"{node.url}/mcp"
+            headers = await open_session(session, url)
+            listing = {"jsonrpc": "2.0", "id": 2, "method": "resources/list"}
+            async with session.post(url, json=listing, headers=headers) as reply:
+                resources = last_message(await reply.text())["result"]["resources"]
+            uri = next(each["uri"] for each in resources if "first" in each["uri"] and "note" in each["uri"])
+            read = {"jsonrpc": "2.0", "id": 3, "method": "resources/read", "params": {"uri": uri}}
+            async with session.post(url, json=read, headers=headers) as reply:
+                message = last_message(await reply.text())
+            assert message["result"]["contents"][0]["text"] == "kept", message
+
+
+async def test_metrics_are_those_of_all_workers(node: Node) -> None:
+    async def read() -> float:
+        async with session.get(f"{node.url}/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        wanted = 'target_id="counter"'
+        return sum(
+            float(each.split()[-1]) for each in lines if each.startswith("fabric_calls_total") and wanted in each
+        )
+
+    async with one_connection(node) as session:
+        before = await read()
+        for _ in range(ASKS):
+            await call(session, node, "counter", "count")
+        assert await read() == before + ASKS
+
+
+async def test_a_killed_worker_is_started_again_and_the_node_goes_on(tmp_path: Path) -> None:
+    write_agents(tmp_path)
+    with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:
+        async with one_connection(node) as session:
+            held_by = (await call(session, node, "counter", "count"))["pid"]
+            assert held_by in worker_pids(node)
+            os.kill(held_by, signal.SIGKILL)
+            until(lambda: held_by not in worker_pids(node) and len(worker_pids(node)) == 2, "a new worker")
+            reply = await call(session, node, "counter", "count")
+            assert reply["calls"] == 1
+            assert reply["pid"] in worker_pids(node)
+        assert "killed by signal 9" in node.said
+        node.signal(signal.SIGTERM)
+        assert node.wait() == 0
+
+
+async def test_a_signal_lets_running_calls_finish_in_every_worker(tmp_path: Path) -> None:
+    write_agents(tmp_path)
+    with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:
+        async with one_connection(node) as session:
+            calls = [asyncio.ensure_future(call(session, node, "slow", "rest", seconds=1.5)) for _ in range(8)]
+            await asyncio.sleep(0.5)
+            node.signal(signal.SIGTERM)
+            assert await asyncio.gather(*calls) == [{"rested": 1.5}] * 8
+        assert node.wait() == 0
+
+
+def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
+    write_agents(tmp_path)
+    with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:
+        pids = worker_pids(node)
+        assert len(pids) == 2
+        node.process.kill()
+        node.wait()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the workers to end")
+
+
+def test_workers_need_a_store_that_they_share(tmp_path: Path) -> None:
+    done = run("up", "--workers", "2", "--store", "memory:", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 2 or done.returncode == 1
+    assert "cannot be in memory" in done.stderr
+    assert "--store sqlite:" in done.stderr
+
+
+def test_two_nodes_never_share_a_port(tmp_path: Path, node: Node) -> None:
+    port = node.url.rpartition(":")[2]
+    words = ("up", "--workers", "2", "--store", "sqlite:other.db", "--listen", f"127.0.0.1:{port}")
+    done = run(*words, home=tmp_path, folder=tmp_path)
+    assert done.returncode != 0
+    assert "cannot listen" in done.stderr
