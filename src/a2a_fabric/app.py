@@ -327,7 +327,7 @@ class Fabric:
         stack.push_async_callback(self._tunnel_client.aclose)
         stack.push_async_callback(self._authentication.aclose)
         resolver = self._authentication.build_resolver(self.telemetry.metrics.count_auth_attempt)
-        trusted_nodes = build_trusted_nodes(config, resolver, self._base, stack)
+        trusted_nodes = build_trusted_nodes(config, resolver, self._base, stack, self.store)
         self._identify = trusted_nodes or resolver
         self.doors = [self._build_door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]

@@ -24,6 +24,7 @@ from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.receipts import ReceiptStore
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.federation.settings import FederationSettings
@@ -224,7 +225,9 @@ class Authentication:
         return tokens
 
 
-def build_trusted_nodes(config: Config, resolver: Resolver, base: Path, stack: AsyncExitStack) -> TrustedNodes | None:
+def build_trusted_nodes(
+    config: Config, resolver: Resolver, base: Path, stack: AsyncExitStack, store: Store
+) -> TrustedNodes | None:
     """The resolver for a node that trusts the signed identities of other nodes. Raises ConfigError."""
     if not config.auth.nodes:
         return None
@@ -232,7 +235,11 @@ def build_trusted_nodes(config: Config, resolver: Resolver, base: Path, stack: A
     stack.push_async_callback(http.aclose)
     trusted_nodes = load_module("a2a_fabric.identity.trusted_nodes")
     own_names = tuple(name for name in (config.public_url, config.node_id) if name is not None)
-    built: TrustedNodes = trusted_nodes.build_trusted_nodes(config.auth.nodes, resolver, own_names, base, http)
+    # A store of another package may not remember used tokens; then each node remembers those that it saw.
+    used_tokens: UsedTokenStore | None = getattr(store, "used_tokens", None)
+    built: TrustedNodes = trusted_nodes.build_trusted_nodes(
+        config.auth.nodes, resolver, own_names, base, http, used_tokens
+    )
     return built
 
 

@@ -187,7 +187,7 @@ class RuntimeFactory:
                 http = self._tls_clients[files] = OutboundClient(context.guard, tls=ClientTLS(files))
         except (msgspec.ValidationError, ConfigError) as exc:
             raise BadInput(f"Agent '{manifest.agent_id}' has a bad `tls`: {exc}", agent_id=manifest.agent_id) from exc
-        return msgspec.structs.replace(manifest, endpoint=endpoint), replace(context, http=http)
+        return msgspec.structs.replace(manifest, endpoint=endpoint), replace(context, http=http, tls=files)
 
     def _build_per_principal(self, manifest: Manifest, context: RuntimeContext) -> Runtime:
         """Raises BadInput for a bad `auth`, or a runtime that takes no token."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.testing.store_contract import StoreContract
+from a2a_fabric.testing.store_contract import StoreContract, UsedTokenStoreContract
 from tests.contracts.stores import Engine, new_job, opened
 
 
-class TestStore(StoreContract):
+class TestStore(StoreContract, UsedTokenStoreContract):
     """`store` is the fixture of conftest.py: each engine in turn."""
 
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.doors.a2a.grpc import load_credentials
+from a2a_fabric.doors.a2a.grpc_tls import load_credentials
 from a2a_fabric.doors.context import TLSFiles
 from tests.doors.a2a_agents import adder
 from tests.fixtures.certificates import Authority

@@ -125,6 +125,32 @@ class TestAnotherNode:
         replies = await asyncio.gather(*(send(node, token) for _ in range(5)))
         assert sorted(reply.status for reply in replies) == [200, 401, 401, 401, 401]
 
+    async def test_it_counts_once_at_all_nodes_of_a_store_and_after_a_restart(self, tmp_path: Path) -> None:
+        tmp_path.joinpath("far.json").write_bytes(msgspec.json.encode({"keys": [KEY.public_jwk]}))
+        trusted = {"name": "far", "jwks_file": "far.json", "callers": ["far-key"]}
+        config = {
+            "public_url": "http://near.example",
+            "store": "sqlite:shared.db",
+            "auth": {"keys": [{"id": "far-key", "key": CALLER_KEY}], "nodes": [trusted]},
+            "doors": [{"kind": "fabric"}],
+        }
+
+        async def send_to(node: Node, token: str) -> tuple[int, bool]:
+            reply = await send(node, token)
+            return reply.status, "used before" in str(reply.json.get("error"))
+
+        first, second = (sign(aud="http://near.example") for _ in range(2))
+        async with (
+            running(percy(), config={**config, "node_id": "one"}, base=tmp_path) as one,
+            running(percy(), config={**config, "node_id": "two"}, base=tmp_path) as two,
+        ):
+            assert await send_to(one, first) == (200, False)
+            assert await send_to(two, first) == (401, True)
+            outcomes = await asyncio.gather(*(send_to(each, second) for each in (one, two) * 3))
+            assert sorted(outcomes) == [(200, False), *[(401, True)] * 5]
+        async with running(percy(), config={**config, "node_id": "one"}, base=tmp_path) as one:
+            assert await send_to(one, second) == (401, True)
+
     @pytest.mark.parametrize(
         ("wrong", "code"),
         [

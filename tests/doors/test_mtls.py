@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import ssl
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -212,56 +213,142 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path
     assert "goes on with the certificate that it read before" in tls.node.log.getvalue()
 
 
-async def test_grpc_requires_certificates_too_and_follows_its_files(tmp_path: Path) -> None:
-    doors = [{"kind": "a2a", "grpc": "127.0.0.1:0"}, {"kind": "fabric"}]
-    config = {"auth": AUTH, "doors": doors}
-    async with running_tls(
-        Percy().agent, folder=tmp_path, tls={"client_certificates": "required"}, config=config
-    ) as tls:
-        card_url = f"{tls.url}/agents/percy/.well-known/agent-card.json"
-        async with tls.session(tls.trust(MAIL)) as session, session.get(card_url) as reply:
-            card = json.loads(await reply.read())
-        [place] = [each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"]
+async def find_grpc(tls: TLSNode, *names: x509.GeneralName) -> str:
+    """The address of gRPC on the card of percy."""
+    card_url = f"{tls.url}/agents/percy/.well-known/agent-card.json"
+    headers = {} if names else {"Authorization": f"Bearer {PSK}"}
+    context = tls.trust(*names, with_certificate=bool(names))
+    async with tls.session(context) as session, session.get(card_url, headers=headers) as reply:
+        card = json.loads(await reply.read())
+    [address] = [each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"]
+    return str(address)
+
+
+async def ask_grpc(address: str, credentials: grpc.ChannelCredentials | None, token: str | None = None) -> str:
+    """The name on the card of percy, over gRPC."""
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    open_channel = (
+        grpc.aio.insecure_channel(address) if credentials is None else grpc.aio.secure_channel(address, credentials)
+    )
+    async with open_channel as channel, asyncio.timeout(WAIT_TIMEOUT):
+        stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+        card = await stub.GetExtendedAgentCard(GetExtendedAgentCardRequest(tenant="percy"), metadata=metadata)
+        return str(card.name)
+
+
+GRPC_DOORS = [{"kind": "a2a", "grpc": "127.0.0.1:0"}, {"kind": "fabric"}]
+
+
+@pytest.mark.parametrize("mode", ["optional", "required"])
+async def test_grpc_takes_certificates_too_and_follows_its_files(tmp_path: Path, mode: str) -> None:
+    config = {"auth": AUTH, "doors": GRPC_DOORS}
+    async with running_tls(Percy().agent, folder=tmp_path, tls={"client_certificates": mode}, config=config) as tls:
+        address = await find_grpc(tls, MAIL)
         key, certificate = tls.clients.vouch_for("client", MAIL)
-
-        async def ask(credentials: grpc.ChannelCredentials) -> str:
-            async with grpc.aio.secure_channel(place, credentials) as channel:
-                stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-                async with asyncio.timeout(WAIT_TIMEOUT):
-                    return str((await stub.GetExtendedAgentCard(GetExtendedAgentCardRequest(tenant="percy"))).name)
-
         known = grpc.ssl_channel_credentials(tls.authority.pem, key, certificate)
-        assert await ask(known)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ask(grpc.ssl_channel_credentials(tls.authority.pem))
+        assert await ask_grpc(address, known)
+        without = grpc.ssl_channel_credentials(tls.authority.pem)
+        if mode == "optional":
+            assert await ask_grpc(address, without, KEY)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask_grpc(address, without)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        else:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask_grpc(address, without, KEY)
+        with pytest.raises(grpc.aio.AioRpcError, match="belongs to 'ann', the other credentials to 'ci'"):
+            await ask_grpc(address, known, KEY)
         other_key, other = tls.clients.vouch_for("client", x509.DNSName("unknown.example"))
         with pytest.raises(grpc.aio.AioRpcError, match="belongs to no caller"):
-            await ask(grpc.ssl_channel_credentials(tls.authority.pem, other_key, other))
+            await ask_grpc(address, grpc.ssl_channel_credentials(tls.authority.pem, other_key, other))
+        for stranger in (Authority("a stranger").vouch_for("client", MAIL),
+                         tls.clients.vouch_for("client", MAIL, lifetime=timedelta(hours=-1))):  # fmt: skip
+            with pytest.raises(grpc.aio.AioRpcError) as unreached:
+                await ask_grpc(address, grpc.ssl_channel_credentials(tls.authority.pem, *stranger))
+            assert unreached.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask_grpc(address, None, KEY)  # without TLS
         tls.authority = Authority("another authority of the node")
         tls.renew()
-        assert await ask(grpc.ssl_channel_credentials(tls.authority.pem, key, certificate))
+        assert await ask_grpc(address, grpc.ssl_channel_credentials(tls.authority.pem, key, certificate))
+
+
+@pytest.mark.parametrize(("node", "door"), [("required", "optional"), ("required", "off"), ("off", "required")])
+async def test_each_listener_has_its_own_rule_for_certificates(tmp_path: Path, node: str, door: str) -> None:
+    doors = [{**GRPC_DOORS[0], "grpc_client_certificates": door}, {"kind": "fabric"}]
+    auth = AUTH if node != "off" else {"keys": AUTH["keys"]}
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": node}, config={"auth": auth, "doors": doors}
+    ) as tls:
+        address = await find_grpc(tls, *([MAIL] if node == "required" else []))
+        without = grpc.ssl_channel_credentials(tls.authority.pem)
+        if door == "required":
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask_grpc(address, without, KEY)
+            key, certificate = tls.clients.vouch_for("client", MAIL)
+            assert await ask_grpc(address, grpc.ssl_channel_credentials(tls.authority.pem, key, certificate), KEY)
+        else:
+            assert await ask_grpc(address, without, KEY)
+
+
+def list_own_ports() -> set[int]:
+    """Those at which this process listens, as the kernel lists them."""
+    links = (os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    tables = (Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = [line.split() for lines in tables for line in lines]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_the_port_behind_optional_certificates_answers_only_the_node_itself(tmp_path: Path) -> None:
+    config = {"auth": AUTH, "doors": GRPC_DOORS}
+    async with running_tls(
+        Percy().agent, folder=tmp_path, tls={"client_certificates": "optional"}, config=config
+    ) as tls:
+        public = int((await find_grpc(tls, MAIL)).rpartition(":")[2])
+        answers = []
+        for port in list_own_ports() - {public}:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask_grpc(f"127.0.0.1:{port}", None, KEY)
+            answers.append(refused.value.details())
+        assert sum("This port is for the node itself" in str(answer) for answer in answers) == 1
 
 
 async def test_the_node_shows_its_own_certificate_to_an_agent(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
+    config = {"auth": AUTH, "doors": [{"kind": "fabric"}, {"kind": "mcp"}, GRPC_DOORS[0]]}
     async with running_tls(
-        Percy().agent, folder=tmp_path / "behind", tls={"client_certificates": "required"}, config={"auth": AUTH}
+        Percy().agent, folder=tmp_path / "behind", tls={"client_certificates": "required"}, config=config
     ) as behind:
         key, certificate = behind.clients.vouch_for("client", MAIL)
         for name, content in (("front.key", key), ("front.pem", certificate), ("ca.pem", behind.authority.pem)):
             (tmp_path / name).write_bytes(content)
         files = {"cert": "front.pem", "key": "front.key", "ca": "ca.pem"}
+        card, bare = f"{behind.url}/agents/percy", f"grpcs://{await find_grpc(behind, MAIL)}"
         manifests = [
-            {"agent_id": "far", "runtime": "a2a", "endpoint": {"uri": f"{behind.url}/agents/percy", "tls": files}},
+            {"agent_id": "far", "runtime": "a2a", "endpoint": {"uri": card, "tls": files}},
+            {"agent_id": "grpc", "runtime": "a2a", "endpoint": {"uri": card, "binding": "grpc", "tls": files}},
             {"agent_id": "tools", "runtime": "mcp", "endpoint": {"uri": f"{behind.url}/mcp", "tls": files}},
             {"agent_id": "bare", "runtime": "mcp", "endpoint": {"uri": f"{behind.url}/mcp", "tls": {"ca": "ca.pem"}}},
-        ]
+            {"agent_id": "no-grpc", "runtime": "a2a",
+             "endpoint": {"uri": bare, "binding": "grpc", "tls": {"ca": "ca.pem"}}},
+        ]  # fmt: skip
         async with running_tls(folder=tmp_path, manifests=manifests) as front:
-            answered = await front.node.ask("far", "reason", "think")
-            assert answered["ok"], answered
-            answered = await front.node.ask("tools", "percy_reason", "think")
-            assert answered["ok"], answered
+            for agent_id, capability in (("far", "reason"), ("grpc", "reason"), ("tools", "percy_reason")):
+                answered = await front.node.ask(agent_id, capability, "think")
+                assert answered["ok"], answered
             assert not (await front.node.ask("bare", "percy_reason", "think"))["ok"]
+            assert not (await front.node.ask("no-grpc", "message", "think"))["ok"]
+            # The authority of the clients is replaced: only a certificate of the new one is let in.
+            behind.clients = Authority("the clients' new authority")
+            (behind.folder / "clients.pem").write_bytes(behind.clients.pem)
+            behind.renew()
+            key, certificate = behind.clients.vouch_for("client", MAIL)
+            (tmp_path / "front.key").write_bytes(key)
+            (tmp_path / "front.pem").write_bytes(certificate)
+            answered = await front.node.ask("grpc", "reason", "think")
+            assert answered["ok"], answered
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def mandate_of_key(**more: Any) -> str:
     return mandate(delegate_key=PLANNER.public_key, **more)
 
 
-def prove(token: str, key: SigningKey = PLANNER, seconds: float = 600) -> str:
-    return prove_mandate(token, key, now=time.time(), seconds=seconds)
+def prove(token: str, key: SigningKey = PLANNER, seconds: float = 600, audience: tuple[str, ...] = ()) -> str:
+    return prove_mandate(token, key, now=time.time(), seconds=seconds, audience=audience)
 
 
 async def call(
@@ -309,6 +309,14 @@ class TestMandates:
             assert (await call(node, token=token)).status == 401
         for key in (own, PLANNER):  # by its holder, or by the delegate who hands it over
             assert (await call(node, token=prove(to_own, key))).json["ok"] is True
+
+    async def test_a_proof_for_another_node_is_refused(self, node: Node) -> None:
+        elsewhere = prove(mandate_of_key(), audience=("https://other.example",))
+        reply = await call(node, token=elsewhere)
+        assert (reply.status, reply.json["error_code"]) == (401, "AUTH_INVALID")
+        assert "https://other.example" in reply.json["error"]
+        here = prove(mandate_of_key(), audience=("https://other.example", "https://node.example"))
+        assert (await call(node, token=here)).json["ok"] is True
 
     async def test_a_link_alone_or_of_another_mandate_is_refused(self, node: Node) -> None:
         narrowed = narrow_mandate(mandate_of_key(), PLANNER, delegate="worker", now=time.time())

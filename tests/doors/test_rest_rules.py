@@ -17,8 +17,8 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.doors.tls import ServerTLS, build_context
 from a2a_fabric.web.server import HttpServer, bind_socket, url_from_socket
-from a2a_fabric.web.tls import ServerTLS, build_context
 from tests.doors.rest_bench import BOB, check_error, mirror, percy, rest, said_to, sent, text, to
 from tests.fixtures.certificates import Authority
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually

@@ -241,16 +241,23 @@ def prove_one_mandate(
     mandate: Credential,
     key: KeyFileOption,
     valid_for: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it counts; at most 1d.")] = "1h",
+    audience: Annotated[
+        list[str] | None,
+        typer.Option("--audience", metavar="URL", help="Only these nodes accept the proof. Repeatable."),
+    ] = None,
 ) -> None:
     """Make a mandate usable that names its holder's key: a node wants a proof that the key's owner sends it.
 
     Send the result as the bearer token. Pass on the mandate itself, never the result.
 
-    Example: a2a-fabric mandate prove mandate.txt --key planner.key
+    Example: a2a-fabric mandate prove mandate.txt --key planner.key --audience https://fabric.example
     """
     with _judging():
         seconds = parse_duration(valid_for, "--for")
-        print_line(prove_mandate(_read_text(mandate), read_key_file(key), now=time.time(), seconds=seconds))
+        proven = prove_mandate(
+            _read_text(mandate), read_key_file(key), now=time.time(), seconds=seconds, audience=audience or ()
+        )
+    print_line(proven)
 
 
 def inspect_mandate(mandate: Credential, as_json: Json = False) -> None:

@@ -32,6 +32,7 @@ from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.workers import WorkerPlace, Workers
 from a2a_fabric.node_setup import list_exposure_warnings, resolve_store_address, resolve_tls_files
@@ -48,7 +49,6 @@ from a2a_fabric.web.supervisor import (
     wait_for_others,
     worker_command,
 )
-from a2a_fabric.web.tls import ServerTLS
 
 try:
     import uvloop

@@ -97,8 +97,8 @@ class MandateVerifier:
             raise AuthInvalid("The mandate names no key (`kid`)")
         public_key = await self._terms.find_public_key(key_id)
         mandate = verify_mandate(token, lambda issuer, key_id: public_key, time.time())
-        for link in mandate.links:
-            _check_audience(link.audiences, self._terms.audience, "mandate")
+        for audiences in mandate.audiences:
+            _check_audience(audiences, self._terms.audience, "mandate")
         last = mandate.last
         principal = self._terms.make_principal("mandate", key_id, mandate.principal_id, last.scp, last.cap)
         return await self._terms.make_verified(

@@ -240,9 +240,9 @@ class NodeIdentityVerifier:
 
 def check_mandate_use(mandate: Mandate, audience: Sequence[str], capability: str | None) -> None:
     """Check that the mandate is for this receiver and allows this capability. Raises AuthInvalid."""
-    for link in mandate.links:
-        if link.audiences is not None and not set(link.audiences) & set(audience):
-            raise AuthInvalid(f"The mandate is not meant for this receiver: its audience is {link.audiences}"[:300])
+    for audiences in mandate.audiences:
+        if not set(audiences) & set(audience):
+            raise AuthInvalid(f"The mandate is not meant for this receiver: its audience is {list(audiences)}"[:300])
     last = mandate.last
     # Agents have other ids at each node, and `grants` other words, so such scopes say nothing here; each node that
     # forwarded the call has checked them.

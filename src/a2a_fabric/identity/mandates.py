@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -81,6 +81,7 @@ class _ProofClaims(msgspec.Struct, frozen=True, kw_only=True):
     pth: Name  # hash of the last link
     iat: Moment
     exp: Moment
+    aud: tuple[str, ...] | None = None  # where it counts; None: wherever the mandate does
 
 
 class Mandate(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class Mandate(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[MandateClaims, ...]
     key_id: str | None
     proven_until: float | None = None  # until when its proof counts; None without one
+    proof_audiences: tuple[str, ...] | None = None  # where its proof counts; None: wherever the links do
 
     @property
     def last(self) -> MandateClaims:
@@ -105,6 +107,11 @@ class Mandate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mandate_ids(self) -> tuple[str, ...]:
         return tuple(link.mnd for link in self.links)
+
+    @property
+    def audiences(self) -> Iterator[Sequence[str]]:
+        """Each link and the proof may name those for whom the mandate is; the receiver has to be among all of them."""
+        return (each for each in (*(link.audiences for link in self.links), self.proof_audiences) if each is not None)
 
     @property
     def valid_until(self) -> float:
@@ -189,10 +196,11 @@ def narrow_mandate(
     return narrowed
 
 
-def prove_mandate(token: str, key: SigningKey, *, now: float, seconds: float) -> str:
+def prove_mandate(token: str, key: SigningKey, *, now: float, seconds: float, audience: Sequence[str] = ()) -> str:
     """The mandate as it can be used: with a proof by its holder, or by the delegate who hands it over.
 
-    Raises BadInput for a key that is neither's.
+    With an `audience` the proof counts there only: a node that gets it cannot use it at another one. Raises BadInput
+    for a key that is neither's.
     """
     parts = split_mandate(token)
     last = decode_link(parts[-1])
@@ -201,7 +209,12 @@ def prove_mandate(token: str, key: SigningKey, *, now: float, seconds: float) ->
         raise BadInput("This mandate names no key of its holder, so it needs no proof")
     if len(parts) > 1 and make_jwk(key.public_key) not in keys:  # the key of the issuer is not in the mandate
         raise BadInput("This mandate was given to the holder of another key, so this key cannot prove it")
-    claims = {"pth": _hash_link(parts[-1]), "iat": int(now), "exp": int(now + min(seconds, MAX_PROOF_SECONDS))}
+    claims = _drop_unset(
+        pth=_hash_link(parts[-1]),
+        iat=int(now),
+        exp=int(now + min(seconds, MAX_PROOF_SECONDS)),
+        aud=list(audience) or None,
+    )
     return SEPARATOR.join((*parts, sign_token(msgspec.json.encode(claims), key, PROOF_TYPE)))
 
 
@@ -230,8 +243,8 @@ def verify_mandate(token: str, find_key: FindPublicKey, now: float, *, needs_pro
     last = links[-1]
     if proof is not None:
         keys = [signer] if last.cnf is None else [signer, _read_holder_key(last)]
-        proven_until = _check_proof(proof, keys, parts[-1], now)
-        return Mandate(links=tuple(links), key_id=key_id, proven_until=proven_until)
+        proven = _check_proof(proof, keys, parts[-1], now)
+        return Mandate(links=tuple(links), key_id=key_id, proven_until=proven.exp, proof_audiences=proven.aud)
     if last.cnf is not None and needs_proof:
         raise AuthInvalid(
             f"The mandate belongs to the holder of the key of '{last.sub}', and comes without a proof. Its holder "
@@ -240,8 +253,8 @@ def verify_mandate(token: str, find_key: FindPublicKey, now: float, *, needs_pro
     return Mandate(links=tuple(links), key_id=key_id)
 
 
-def _check_proof(proof: SignedToken, keys: Sequence[Ed25519PublicKey], last_part: str, now: float) -> float:
-    """Until when it counts. Raises AuthInvalid or AuthExpired."""
+def _check_proof(proof: SignedToken, keys: Sequence[Ed25519PublicKey], last_part: str, now: float) -> _ProofClaims:
+    """Raises AuthInvalid or AuthExpired."""
     try:
         claims = msgspec.json.decode(proof.claims, type=_ProofClaims)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -252,7 +265,7 @@ def _check_proof(proof: SignedToken, keys: Sequence[Ed25519PublicKey], last_part
         raise AuthInvalid("The proof of the mandate is not valid yet, or valid for too long")
     if not claims.exp + CLOCK_SKEW > now:
         raise AuthExpired("The proof of the mandate has expired. Its holder makes a new one")
-    return claims.exp
+    return claims
 
 
 def is_mandate(token: str) -> bool:

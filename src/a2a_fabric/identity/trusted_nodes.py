@@ -6,6 +6,7 @@ call one of the principal who gave it."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, ConfigError, FabricError
 from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.stores import call_store
+from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.identity.forwarded import (
     ForwardedIdentity,
     SeenIdentities,
@@ -24,6 +27,7 @@ from a2a_fabric.identity.forwarded import (
     check_identity,
     read_identity,
 )
+from a2a_fabric.identity.mandates import CLOCK_SKEW
 from a2a_fabric.identity.resolver import Credentials, Resolver, combine_credentials
 from a2a_fabric.identity.settings import TrustedNodeSettings
 from a2a_fabric.identity.signing import ALGORITHM
@@ -48,13 +52,19 @@ class TrustedNodes:
     """
 
     def __init__(
-        self, nodes: Sequence[TrustedNode], resolver: Resolver, clock: Callable[[], float] = time.time
+        self,
+        nodes: Sequence[TrustedNode],
+        resolver: Resolver,
+        clock: Callable[[], float] = time.time,
+        used_tokens: UsedTokenStore | None = None,
     ) -> None:
+        """`used_tokens` remembers used identities for all nodes that share a store, and over restarts."""
         self._nodes = {node.settings.name: node for node in nodes}
         self._required = {caller: node.settings.name for node in nodes for caller in node.settings.callers}
         self._resolver = resolver
         self._clock = clock
         self._seen = SeenIdentities()
+        self._used_tokens = used_tokens
         self._kept: dict[str, ForwardedIdentity | RefusedToken] = {}  # as many as requests are under way
 
     async def verify(self, token: str, read_body: Callable[[], Awaitable[bytes]], trace_id: str | None = None) -> str:
@@ -116,9 +126,19 @@ class TrustedNodes:
             raise AuthInvalid("The identity was signed for another trace")
         self._seen.add(identity, now)  # before anything is awaited, so that none of two at a time gets through twice
         check_content(identity, await read_body())
+        await self._use_once(identity, now)
         if identity.mandate is not None:
             await self._resolver.verify_token(_as_bearer(identity.mandate))
         return identity
+
+    async def _use_once(self, identity: ForwardedIdentity, now: float) -> None:
+        """Raises AuthInvalid for an identity that another node of the store has seen, and StoreError."""
+        if self._used_tokens is None:
+            return
+        digest = hashlib.sha256(f"{identity.iss}\n{identity.jti}".encode()).digest()
+        seconds = identity.exp + CLOCK_SKEW - now
+        if not await call_store(self._used_tokens.add, digest, seconds):
+            raise AuthInvalid("The identity was used before")
 
     def _apply(self, identity: ForwardedIdentity, principal: Principal) -> Principal:
         callers = self._nodes[identity.iss].settings.callers
@@ -148,13 +168,14 @@ def build_trusted_nodes(
     own_names: tuple[str, ...],
     base: Path,
     http: HTTPClient,
+    used_tokens: UsedTokenStore | None = None,
 ) -> TrustedNodes:
     """Raises ConfigError."""
     names = [each.name for each in settings]
     if duplicate := next((each for each in names if names.count(each) > 1), None):
         raise ConfigError(f"auth.nodes: `name` {duplicate!r} is used twice")
     nodes = [TrustedNode(each, each.audience or own_names, _build_key_set(each, base, http)) for each in settings]
-    return TrustedNodes(nodes, resolver)
+    return TrustedNodes(nodes, resolver, used_tokens=used_tokens)
 
 
 def _build_key_set(settings: TrustedNodeSettings, base: Path, http: HTTPClient) -> KeySet:

@@ -18,6 +18,7 @@ from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.threads import WorkerThreads
+from a2a_fabric.outbound.client_tls import ClientTLSFiles
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.tools.spec import Toolbox
@@ -40,6 +41,7 @@ class RuntimeContext:
     http: HTTPClient
     base: Path  # relative paths in a manifest start here
     guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None allows every address
+    tls: ClientTLSFiles | None = None  # of `http`, for runtimes that connect by themselves
     reply_bytes: int = 16 * 1024 * 1024
     overlay: Path | None = None  # personal knowledge, a folder for each agent
     environ: Mapping[str, str] = field(default_factory=dict)  # programs inherit a few of these, never all

@@ -29,6 +29,7 @@ from a2a_fabric.core.receipts import StoredReceipt
 from a2a_fabric.core.registration import HealthCheck, IdReservation, RegistrationFilter, StoredDescription
 from a2a_fabric.core.result import Part
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
+from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.testing.job_store_contract import JobStoreContract
 from a2a_fabric.testing.values import (
     TIMEOUT,
@@ -97,6 +98,23 @@ class ReceiptStoreContract:
             pass
         left = [(each.chain, each.seq) for each in await store.receipts.read()]
         assert left == [*(("node", seq) for seq in range(6, 11)), ("quiet", 2)]
+
+
+class UsedTokenStoreContract:
+    """The contract of `Store.used_tokens`, which a store may do without."""
+
+    async def test_a_token_counts_once_until_its_time_is_over(self, store: Any) -> None:
+        used_tokens: UsedTokenStore = store.used_tokens
+        assert await used_tokens.add(b"a" * 32, 60)
+        assert not await used_tokens.add(b"a" * 32, 60)
+        assert await used_tokens.add(b"b" * 32, -1)
+        assert await used_tokens.add(b"b" * 32, 60)  # the first one is forgotten
+
+    async def test_of_many_who_use_a_token_at_once_one_wins(self, store: Any) -> None:
+        used_tokens: UsedTokenStore = store.used_tokens
+        digests = [bytes([number % 5]) * 32 for number in range(50)]
+        outcomes = await asyncio.gather(*(used_tokens.add(digest, 60) for digest in digests))
+        assert sum(outcomes) == 5
 
 
 class LoginStoreContract:

@@ -19,10 +19,10 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.garbage import GarbageCollection
 from a2a_fabric.web.protocol import HttpProtocol
-from a2a_fabric.web.tls import ServerTLS
 
 try:
     import resource

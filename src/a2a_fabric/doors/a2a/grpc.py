@@ -15,10 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -31,15 +28,6 @@ from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
 from a2a.utils.errors import A2A_ERROR_REASONS, A2AError
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
-from cryptography.x509 import (
-    DNSName,
-    ExtensionNotFound,
-    RFC822Name,
-    SubjectAlternativeName,
-    UniformResourceIdentifier,
-    load_pem_x509_certificate,
-)
 from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError, SerializeToJsonError
 from google.protobuf.message import DecodeError
@@ -51,96 +39,15 @@ from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
+from a2a_fabric.doors.a2a.grpc_tls import GrpcListener
 from a2a_fabric.doors.a2a.operations import A2ADoorState
 from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
-from a2a_fabric.doors.context import TLSFiles
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.identity.failed_attempts import FailedAttempts
-from a2a_fabric.identity.peer import NO_PEER, Peer, PeerCertificate
+from a2a_fabric.identity.peer import Peer
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AVersion, restore_integers
 from a2a_fabric.protocols.a2a.render import RENDERERS
-
-
-def load_credentials(files: TLSFiles, *, needs_client_certificate: bool = False) -> grpc.ServerCredentials:
-    """Credentials that follow their files: gRPC asks for them at each handshake. Raises ConfigError."""
-    follower = _CredentialFiles(files, needs_client_certificate)
-    return grpc.dynamic_ssl_server_credentials(follower.load(), follower.fetch, needs_client_certificate)
-
-
-class _CredentialFiles:
-    """`fetch` is called in threads of gRPC, one at a time for each handshake; what it races for is the same files."""
-
-    def __init__(self, files: TLSFiles, needs_client_certificate: bool) -> None:
-        self._files = files
-        self._needs_client_certificate = needs_client_certificate
-        self._versions = files.versions
-
-    def load(self) -> grpc.ServerCertificateConfiguration:
-        """Raises ConfigError."""
-        files = self._files
-        key, chain = _read_file(files.key), _read_file(files.cert)
-        if not self._needs_client_certificate:
-            return grpc.ssl_server_certificate_configuration([(_decrypt_key(key, files), chain)])
-        if files.client_ca is None:
-            raise ConfigError("tls: client certificates at gRPC need `client_ca`")
-        authorities = _read_file(files.client_ca)
-        return grpc.ssl_server_certificate_configuration([(_decrypt_key(key, files), chain)], authorities)
-
-    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """None if nothing has changed that can be used."""
-        versions = self._files.versions
-        if versions == self._versions:
-            return None
-        self._versions = versions
-        try:
-            return self.load()
-        except ConfigError as error:
-            _log.warning("%s. gRPC goes on with the certificate that it read before", error.message)
-            return None
-
-
-@lru_cache(maxsize=1024)
-def _read_peer_certificate(pem: bytes) -> PeerCertificate:
-    certificate = load_pem_x509_certificate(pem)
-    try:
-        alternatives = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
-        names = (
-            *(f"dns:{name}" for name in alternatives.get_values_for_type(DNSName)),
-            *(f"uri:{name}" for name in alternatives.get_values_for_type(UniformResourceIdentifier)),
-            *(f"email:{name}" for name in alternatives.get_values_for_type(RFC822Name)),
-        )
-    except (ExtensionNotFound, ValueError):
-        names = ()
-    return PeerCertificate(
-        names=names,
-        not_before=certificate.not_valid_before_utc.timestamp(),
-        not_after=certificate.not_valid_after_utc.timestamp(),
-    )
-
-
-def _read_peer(context: grpc.aio.ServicerContext) -> Peer:
-    """The address in `ipv4:127.0.0.1:50051` or `ipv6:[::1]:50051`, percent-encoded, and the verified certificate."""
-    _, _, place = unquote(context.peer() or "").partition(":")
-    shown = context.auth_context().get("x509_pem_cert")
-    certificate = _read_peer_certificate(shown[0]) if shown else None
-    return Peer(address=place.rpartition(":")[0].strip("[]"), certificate=certificate)
-
-
-def _decrypt_key(key: bytes, files: TLSFiles) -> bytes:
-    try:
-        private_key = load_pem_private_key(key, files.password.encode() if files.password else None)
-    except (ValueError, TypeError) as exc:
-        raise ConfigError(f"tls: {files.key} is not a private key, or its password is wrong: {exc}") from exc
-    return private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _read_file(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"tls: {file}: {exc.strerror}") from exc
-
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +56,7 @@ _UNREADABLE_MESSAGE = "Invalid request: its fields do not follow the protocol"
 
 ServicerContext: TypeAlias = grpc.aio.ServicerContext
 GrpcMethod = Callable[[Any, ServicerContext], Any]
+ReadPeer = Callable[[ServicerContext], Peer]
 
 request_was_parsed: ContextVar[bool] = ContextVar("request_was_parsed", default=False)  # by the SDK
 
@@ -430,7 +338,6 @@ def fill_proto(proto: P, fields: dict[str, Any]) -> P:
 
 
 _AGENT_HEADER = b"x-a2a-agent"
-_STOP_GRACE = 2.0
 _MESSAGE_OVERHEAD = 64 * 1024
 _MAX_CONCURRENT_CALLS = 10_000  # streams included
 
@@ -438,17 +345,19 @@ _MAX_CONCURRENT_CALLS = 10_000  # streams included
 class _CallContextBuilder(GrpcServerCallContextBuilder):
     """Builds the request context from the gRPC metadata."""
 
-    def __init__(self, state: A2ADoorState, version: A2AVersion) -> None:
+    def __init__(self, state: A2ADoorState, version: A2AVersion, read_peer: ReadPeer) -> None:
         self._state = state
         self._version: A2AVersion = version
+        self._read_peer = read_peer
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises SdkProtocolError."""
-        head = _head_from_metadata(context.invocation_metadata(), _read_peer(context))
+        head = _head_from_metadata(context.invocation_metadata())
         trace = head.trace or new_trace()
         current_trace.set(trace)
         agent_id = head.get(_AGENT_HEADER)
         try:
+            head.peer = self._read_peer(context)
             request_context = self._state.build_context({}, head, agent_id, trace)
             if (version := head.get(VERSION_HEADER)) is not None:
                 parse_version(version, self._state.versions)
@@ -472,15 +381,17 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
 class _SlowRefusals:
     failed_attempts: FailedAttempts
+    read_peer: ReadPeer
 
     async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
-        await self.failed_attempts.delay(error, _address_from_peer(context.peer()))
+        await self.failed_attempts.delay(error, self._find_address(context))
         await _abort_with_sdk_error(error, context)
 
-
-def _address_from_peer(peer: str) -> str:
-    """127.0.0.1 of `ipv4:127.0.0.1:5000`, ::1 of `ipv6:%5B::1%5D:5000`."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    def _find_address(self, context: grpc.aio.ServicerContext) -> str:
+        try:
+            return self.read_peer(context).address
+        except FabricError:  # its client has disconnected
+            return ""
 
 
 class GrpcService10(_SlowRefusals, GrpcHandler):
@@ -504,7 +415,7 @@ class GrpcService03(_SlowRefusals, CompatGrpcHandler):
 async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     """Yields the server's address while it listens. Raises ConfigError."""
     _check_listen_address(address, state)
-    tls_credentials = _choose_credentials(state)
+    listener = GrpcListener(address, state.context.tls, state.settings.grpc_client_certificates)
     limit = state.body_bytes + _MESSAGE_OVERHEAD
     options = [
         ("grpc.max_receive_message_length", limit),
@@ -517,36 +428,17 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     ]
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
     handler = SdkRequestHandler(state)
-    service = GrpcService10(handler, _CallContextBuilder(state, "1.0"))
-    service.failed_attempts = state.context.failed_attempts
+    service = GrpcService10(handler, _CallContextBuilder(state, "1.0", listener.read_peer))
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    services: list[_SlowRefusals] = [service]
     if "0.3" in state.versions:
-        service_0_3 = GrpcService03(handler, _CallContextBuilder(state, "0.3"))
-        service_0_3.failed_attempts = state.context.failed_attempts
+        service_0_3 = GrpcService03(handler, _CallContextBuilder(state, "0.3", listener.read_peer))
         a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(service_0_3, server)  # type: ignore[no-untyped-call]  # generated
-    try:
-        port = (
-            server.add_secure_port(address, tls_credentials) if tls_credentials else server.add_insecure_port(address)
-        )
-    except RuntimeError as exc:
-        raise ConfigError(f"doors: a2a: grpc: cannot listen on {address}") from exc
-    await server.start()
-    try:
+        services.append(service_0_3)
+    for each in services:
+        each.failed_attempts, each.read_peer = state.context.failed_attempts, listener.read_peer
+    async with listener.listen(server) as port:
         yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{port}"
-    finally:
-        await server.stop(_STOP_GRACE)
-
-
-def _choose_credentials(state: A2ADoorState) -> grpc.ServerCredentials | None:
-    """Raises ConfigError."""
-    tls, wanted = state.context.tls, state.settings.grpc_client_certificates
-    if tls is None:
-        if wanted == "required":
-            raise ConfigError("doors: a2a: grpc_client_certificates needs `tls`")
-        return None
-    if wanted is None:
-        wanted = "required" if tls.client_certificates == "required" else "off"
-    return load_credentials(tls, needs_client_certificate=wanted == "required")
 
 
 def _check_listen_address(address: str, state: A2ADoorState) -> None:
@@ -569,9 +461,8 @@ async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerConte
     await abort_call(protocol_error, context)
 
 
-def _head_from_metadata(metadata: Any, peer: Peer = NO_PEER) -> RequestHead:
-    headers = [(str(key).lower().encode(), _to_bytes(value)) for key, value in metadata or ()]
-    return RequestHead(headers, peer=peer)
+def _head_from_metadata(metadata: Any) -> RequestHead:
+    return RequestHead([(str(key).lower().encode(), _to_bytes(value)) for key, value in metadata or ()])
 
 
 def _to_bytes(value: Any) -> bytes:

@@ -30,10 +30,10 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = None
     grpc_client_certificates: Annotated[
-        Literal["off", "required"] | None,
+        Literal["off", "optional", "required"] | None,
         Meta(
-            description="Whether gRPC clients show a certificate. Unset: `required` if `tls.client_certificates` is, "
-            "else `off`; gRPC cannot make it optional."
+            description="Whether gRPC clients show a certificate. Unset: as `tls.client_certificates` says. With "
+            "`optional` the node itself takes TLS off, in front of gRPC, which cannot do that."
         ),
     ] = None
     public_grpc: Annotated[

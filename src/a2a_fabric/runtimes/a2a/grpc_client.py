@@ -31,6 +31,8 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     translated,
 )
+from a2a_fabric.outbound.client_tls import ClientTLSFiles
+from a2a_fabric.outbound.grpc_tls import ChannelTLS
 from a2a_fabric.outbound.guard import Guard, format_grpc_target
 from a2a_fabric.protocols.a2a.card import A2AInterface
 from a2a_fabric.protocols.a2a.decode import WireTaskList, reply_from_object, tasks_from_wire
@@ -55,11 +57,22 @@ _AGENT_FAILURE_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.
 
 
 class A2AGRPCClient:
-    def __init__(self, interface: A2AInterface, endpoint: A2AEndpoint, guard: Guard | None, reply_bytes: int) -> None:
+    """With `tls`, the files of `endpoint.tls`, only addresses that begin with http:// are called without TLS."""
+
+    def __init__(
+        self,
+        interface: A2AInterface,
+        endpoint: A2AEndpoint,
+        guard: Guard | None,
+        reply_bytes: int,
+        tls: ClientTLSFiles | None = None,
+    ) -> None:
         self.dialect: Dialect = "1.0" if interface.version == "1.0" else "0.3 proto"
         self._interface = interface
         self._guard = guard
         self._reply_bytes = reply_bytes
+        self._needs_tls = tls is not None
+        self._tls = ChannelTLS(tls)
         self._protos: Any = a2a_pb2 if interface.version == "1.0" else a2a_v0_3_pb2
         self._metadata = _build_metadata(interface, endpoint)
         self._channel: grpc.aio.Channel | None = None
@@ -148,6 +161,7 @@ class A2AGRPCClient:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
+        await self._tls.aclose()
 
     def _send_params(self, message: A2AMessage, send_options: SendOptions) -> dict[str, Any]:
         return RENDERERS[self.dialect].render_send_params(message, send_options, self._interface.tenant)
@@ -199,37 +213,40 @@ class A2AGRPCClient:
 
     async def _open(self) -> None:
         """Opens the channel, only to addresses that the guard allows. Raises AgentOffline."""
+        if self._channel is not None and self._tls.has_changed():
+            self._tls.close_when_idle(self._channel)
+            self._channel = self._stub = None
         if self._stub is not None:
             return
         async with self._open_lock:
             if self._stub is None:
                 with translated(TRANSPORT_ERRORS, upstream=public_address(self._interface.url)):
-                    self._channel = await _open_channel(self._interface.url, self._guard, self._reply_bytes)
+                    self._channel = await self._open_channel()
                 stubs: Any = a2a_pb2_grpc if self.dialect == "1.0" else a2a_v0_3_pb2_grpc
                 self._stub = stubs.A2AServiceStub(self._channel)
 
+    async def _open_channel(self) -> grpc.aio.Channel:
+        scheme, host, port = _split_address(self._interface.url)
+        guard = self._guard
+        addresses = await guard.resolve_addresses(host, port) if guard is not None else []
+        target = format_grpc_target(addresses, port) if addresses else f"{f'[{host}]' if ':' in host else host}:{port}"
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", self._reply_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", 200),  # a lost reply is searched for within a second
+            ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
+            ("grpc.min_reconnect_backoff_ms", 5000),  # also the connect time-out, which is 20 s by default
+            ("grpc.enable_http_proxy", 0),  # a proxy would bypass the guard
+            ("grpc.enable_retries", 0),  # a call that may have run must not be repeated
+            ("grpc.default_authority", f"{host}:{port}"),
+        ]
+        if scheme not in ("https", "grpcs") and (scheme == "http" or not self._needs_tls):
+            return grpc.aio.insecure_channel(target, options=options)
+        options.append(("grpc.ssl_target_name_override", host))
+        return grpc.aio.secure_channel(target, self._tls.load_credentials(), options=options)
+
 
 _CARD_REQUEST_OPTIONS = RequestOptions(timeout=_CARD_TIMEOUT)
-
-
-async def _open_channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc.aio.Channel:
-    scheme, host, port = _split_address(url)
-    addresses = await guard.resolve_addresses(host, port) if guard is not None else []
-    target = format_grpc_target(addresses, port) if addresses else f"{f'[{host}]' if ':' in host else host}:{port}"
-    options: list[tuple[str, Any]] = [
-        ("grpc.max_receive_message_length", reply_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 200),  # a lost reply is searched for within a second
-        ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # also the connect time-out, which is 20 s by default
-        ("grpc.enable_http_proxy", 0),  # a proxy would bypass the guard
-        ("grpc.enable_retries", 0),  # a call that may have run must not be repeated
-        ("grpc.default_authority", f"{host}:{port}"),
-    ]
-    if scheme not in ("https", "grpcs"):
-        return grpc.aio.insecure_channel(target, options=options)
-    options.append(("grpc.ssl_target_name_override", host))
-    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=options)
 
 
 def _split_address(url: str) -> tuple[str, str, int]:
@@ -292,4 +309,4 @@ def _find_reason(exc: grpc.aio.AioRpcError) -> str | None:
 
 
 def build(interface: A2AInterface, endpoint: A2AEndpoint, context: RuntimeContext) -> A2AGRPCClient:
-    return A2AGRPCClient(interface, endpoint, context.guard, context.reply_bytes)
+    return A2AGRPCClient(interface, endpoint, context.guard, context.reply_bytes, context.tls)

@@ -30,6 +30,8 @@ from a2a_fabric.core.errors import (
     translated,
 )
 from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.outbound.client_tls import ClientTLSFiles
+from a2a_fabric.outbound.grpc_tls import ChannelTLS
 from a2a_fabric.outbound.guard import Guard, format_grpc_target
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.proto.messages import HealthRequest
@@ -117,7 +119,7 @@ def read_address(manifest: Manifest, endpoint: GRPCEndpoint) -> GRPCAddress:
 
 
 def open_channel(
-    address: GRPCAddress, endpoint: GRPCEndpoint, addresses: list[str], base: Path, reply_bytes: int
+    address: GRPCAddress, endpoint: GRPCEndpoint, addresses: list[str], tls: ChannelTLS, reply_bytes: int
 ) -> grpc.aio.Channel:
     """A channel to one of these addresses, or to those that the name resolves to. Raises AgentOffline."""
     target = format_grpc_target(addresses, address.port) if addresses else address.authority
@@ -137,24 +139,7 @@ def open_channel(
     if not address.is_secure:
         return grpc.aio.insecure_channel(target, options=options)
     options.append(("grpc.ssl_target_name_override", endpoint.server_name or address.host))
-    return grpc.aio.secure_channel(target, _load_credentials(endpoint, base), options=options)
-
-
-def _load_credentials(endpoint: GRPCEndpoint, base: Path) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read_file(endpoint.ca, base),
-        private_key=_read_file(endpoint.key, base),
-        certificate_chain=_read_file(endpoint.cert, base),
-    )
-
-
-def _read_file(name: str | None, base: Path) -> bytes | None:
-    if name is None:
-        return None
-    try:
-        return (base / name).read_bytes()
-    except OSError as exc:
-        raise AgentOffline(f"{name} cannot be read: {exc.strerror}") from exc
+    return grpc.aio.secure_channel(target, tls.load_credentials(), options=options)
 
 
 _ERRORS: ErrorTable = {ConnectFailed: AgentOffline}
@@ -169,8 +154,9 @@ class GRPCConnection:
         self._address = address
         self._endpoint = endpoint
         self._guard = guard
-        self._base = base
         self._reply_bytes = reply_bytes
+        files = ClientTLSFiles(cert=endpoint.cert, key=endpoint.key, ca=endpoint.ca)
+        self._tls = ChannelTLS(files.resolve(base) if address.is_secure else None)
         self._channel: grpc.aio.Channel | None = None
         self._stub: AgentStub | None = None
         self._connect_lock = asyncio.Lock()
@@ -189,9 +175,14 @@ class GRPCConnection:
     async def aclose(self) -> None:
         self._is_closed = True
         await self._close_channel()
+        await self._tls.aclose()
 
     def _ready_stub(self) -> AgentStub | None:
         if self._channel is None or self._is_doubtful:
+            return None
+        if self._tls.has_changed():
+            self._tls.close_when_idle(self._channel)
+            self._channel = self._stub = None
             return None
         return self._stub if self._channel.get_state() is grpc.ChannelConnectivity.READY else None
 
@@ -227,7 +218,7 @@ class GRPCConnection:
         if self._guard is not None:
             with translated(_ERRORS):
                 addresses = await self._guard.resolve_addresses(self._address.host, self._address.port)
-        self._channel = open_channel(self._address, self._endpoint, addresses, self._base, self._reply_bytes)
+        self._channel = open_channel(self._address, self._endpoint, addresses, self._tls, self._reply_bytes)
         self._stub = AgentStub(self._channel)
         return self._stub
 

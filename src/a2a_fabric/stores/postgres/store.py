@@ -23,6 +23,7 @@ from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
 from a2a_fabric.stores.postgres.receipts import PostgresReceipts
 from a2a_fabric.stores.postgres.registrations import PostgresDescriptions, PostgresHealthLog, PostgresRegistrations
+from a2a_fabric.stores.postgres.used_tokens import PostgresUsedTokens
 
 __all__ = ["PostgresSettings", "PostgresStore", "build"]
 
@@ -52,6 +53,7 @@ class PostgresStore:
         self.logins = PostgresLogins(connections)
         self.keys = PostgresKeys(connections)
         self.receipts = PostgresReceipts(connections)
+        self.used_tokens = PostgresUsedTokens(connections)
         self.archive = PostgresArchive(connections)
         listener = NotifyListener(connections, listen_address, self.notices) if listen_address is not None else None
         coroutines = [self._notify_sender.run(), PostgresChangePoller(connections, self.notices, listener).run()]
@@ -90,7 +92,7 @@ class PostgresStore:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await asyncio.gather(self.jobs.aclose(), self.messages.aclose())
+        await asyncio.gather(self.jobs.aclose(), self.messages.aclose(), self.used_tokens.aclose())
         await self._notify_sender.send_pending()
         await self._connections.aclose()
 

@@ -43,6 +43,7 @@ from a2a_fabric.stores.sqlite.logins import SqliteLogins
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from a2a_fabric.stores.sqlite.receipts import SqliteReceipts
 from a2a_fabric.stores.sqlite.registrations import SqliteDescriptions, SqliteHealthLog, SqliteRegistrations
+from a2a_fabric.stores.sqlite.used_tokens import SqliteUsedTokens
 
 __all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memory"]
 
@@ -89,6 +90,7 @@ class _SqlitePorts:
         self.logins = SqliteLogins(writer, self.reader, clock)
         self.keys = SqliteKeys(writer, self.reader)
         self.receipts = SqliteReceipts(writer, self.reader)
+        self.used_tokens = SqliteUsedTokens(writer)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
 

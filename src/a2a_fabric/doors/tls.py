@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.doors.context import TLSFiles
@@ -18,14 +18,18 @@ _VERIFY_MODES = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required"
 
 
 class ServerTLS:
-    """`context` is the one that the server listens with; each handshake continues with the newest one."""
+    """`context` is the one that the server listens with; each handshake continues with the newest one.
 
-    def __init__(self, files: TLSFiles) -> None:
+    `protocols` are those that the client may choose from (ALPN), if there is more to know than that it speaks TLS.
+    """
+
+    def __init__(self, files: TLSFiles, protocols: Sequence[str] = ()) -> None:
         """Raises ConfigError."""
         self._files = files
+        self._protocols = protocols
         self._versions = files.versions
-        self._current = build_context(files)
-        self.context = build_context(files)
+        self._current = build_context(files, protocols)
+        self.context = build_context(files, protocols)
         self.context.sni_callback = self._choose_context
 
     @property
@@ -38,7 +42,7 @@ class ServerTLS:
 
     def prepare(self, files: TLSFiles) -> Callable[[], None]:
         """Read files; the function puts them into effect. Raises ConfigError."""
-        versions, context = files.versions, build_context(files)
+        versions, context = files.versions, build_context(files, self._protocols)
         if self.asks_certificate != (files.client_certificates != "off"):
             raise ConfigError("tls.client_certificates cannot be switched on or off while the node runs. Restart it")
 
@@ -55,14 +59,14 @@ class ServerTLS:
         if versions != self._versions:
             self._versions = versions
             try:
-                self._current = build_context(self._files)
+                self._current = build_context(self._files, self._protocols)
                 _log.info("tls: the certificate was read again from %s", self._files.cert)
             except ConfigError as error:
                 _log.warning("%s. The node goes on with the certificate that it read before", error.message)
         connection.context = self._current
 
 
-def build_context(files: TLSFiles) -> ssl.SSLContext:
+def build_context(files: TLSFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """The TLS context of a server. Raises ConfigError with the name of the file that cannot be used."""
     for file in (files.cert, files.key, files.client_ca):
         try:
@@ -72,6 +76,8 @@ def build_context(files: TLSFiles) -> ssl.SSLContext:
             raise ConfigError(f"tls: {file}: {exc.strerror}") from exc
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     try:
         context.load_cert_chain(files.cert, files.key, files.password or "")
     except (ssl.SSLError, ValueError) as exc:
