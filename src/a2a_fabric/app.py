@@ -31,6 +31,7 @@ from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import administers, is_operator
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
+from a2a_fabric.core.recording import UNKNOWN_ORIGIN, current_origin
 from a2a_fabric.core.stores import DescriptionStore, Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
@@ -54,6 +55,7 @@ from a2a_fabric.messages.messages import Messages
 from a2a_fabric.node_setup import (
     Authentication,
     LazyNodeKeys,
+    build_call_history,
     build_logins,
     build_source,
     build_trusted_nodes,
@@ -98,6 +100,7 @@ from a2a_fabric.steps.guard import ActiveGuard, guard_calls
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
+from a2a_fabric.telemetry.recorder import SpanRecorder
 from a2a_fabric.tools.catalog import build_manifests as tool_manifests
 from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.spec import Toolbox
@@ -161,6 +164,9 @@ class Fabric:
             self._build(stack)
             if self._receipt_writer is not None:
                 stack.push_async_callback(self._receipt_writer.flush)  # after the last call has ended
+            if self.call_history is not None:
+                self.call_history.start()
+                stack.push_async_callback(self.call_history.aclose)  # as well
             await self._stored_keys.load()
             for guard in self._guards:
                 stack.push_async_callback(guard.aclose)
@@ -195,6 +201,7 @@ class Fabric:
                 tasks.append(asyncio.ensure_future(self._receipt_writer.run()))
             stack.push_async_callback(cancel_and_wait, *tasks)
             self._lifetimes = stack.pop_all()
+        current_origin.set(UNKNOWN_ORIGIN)  # doors identify callers while they are built, too
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -206,6 +213,8 @@ class Fabric:
         self.telemetry = self._build_telemetry(stack)
         if self._workers is not None:
             stack.push_async_callback(self._workers.aclose)
+        self.call_history = build_call_history(config, self.store, self.telemetry.metrics)
+        self._recorder = None if self.call_history is None else SpanRecorder(self.call_history, config.node_id)
         self._connect_sources(stack)
         registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
         registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)
@@ -243,7 +252,9 @@ class Fabric:
             max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
         self._build_messaging(registrar)
-        self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins)
+        self.operations = Operations(
+            self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins, self.call_history
+        )
         self._build_web(stack)
         self._register_settings(reserved)
 
@@ -331,6 +342,8 @@ class Fabric:
         self._identify = trusted_nodes or resolver
         self.doors = [self._build_door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
+        if self.call_history is not None:
+            stops.append(self.call_history.stop)
         self.app = WebApp(
             self.doors,
             stops,
@@ -604,7 +617,7 @@ class Fabric:
         authorize_call = authorize(registry, delegations, self.active_policy, coordination)
         writer = self._receipt_writer
         receipts = [] if writer is None else [record_receipts(writer)]
-        entry_steps = [observe(self.telemetry), *receipts, authorize_call]
+        entry_steps = [observe(self.telemetry, self._recorder), *receipts, authorize_call]
         steps = [*entry_steps, limit(call_limit, self._call_rate)]
         job_steps = [*entry_steps, limit(call_limit)]  # jobs were counted per minute when they were accepted
         guards = [guard_calls(self._guards)] if self._guards else []
@@ -661,7 +674,7 @@ class Fabric:
             share=config.limits.share_per_caller,
             waiting_requests=self._streams,
             drain_timeout=config.limits.drain_seconds,
-            listener=JobLogger(self.telemetry.log),
+            listener=JobLogger(self.telemetry.log, None if self._recorder is None else self._recorder.record_job),
             override_handler=self._build_replies().wrap_handler,
         )
         addresses = WebhookUrlPolicy(Guard(allow=config.jobs.webhook_allow))

@@ -23,6 +23,7 @@ from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS,
 from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.receipts import ReceiptStore
+from a2a_fabric.core.spans import CallStore
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
@@ -42,6 +43,8 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
+from a2a_fabric.telemetry.history import CallHistory
+from a2a_fabric.telemetry.metrics import Metrics
 from a2a_fabric.telemetry.observer import LogWriter
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
@@ -105,6 +108,16 @@ def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, s
     writer = LogWriter(target, as_text=as_text, level=settings.level)
     stack.callback(writer.close)
     return writer
+
+
+def build_call_history(config: Config, store: Store, metrics: Metrics) -> CallHistory | None:
+    """None if it is switched off, or the store is a plug-in's that keeps no calls."""
+    calls: CallStore | None = getattr(store, "calls", None)
+    if not config.history.enabled or calls is None:
+        return None
+    history = CallHistory(calls, config.history, config.node_id)
+    metrics.add_source(history.render_metrics)
+    return history
 
 
 def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:

@@ -336,6 +336,8 @@ COMMANDS: dict[str, CommandRow] = {
     "logins": CommandRow("logins", "List your logins at agents.", "list_logins"),
     "tools": CommandRow("program", "List, disable and approve the tools of a node.", "_tools", ToolCommands),
     "log": CommandRow("log", "Show the last calls of a running node, and follow new ones.", "show_log"),
+    "calls": CommandRow("calls", "List the recent calls of a node, or follow them.", "list_calls"),
+    "trace": CommandRow("trace", "Show what happened in one call, as a waterfall.", "show_trace"),
     "health": CommandRow("agents", "Show the health of a node and its agents.", "show_health"),
     "probe": CommandRow("probe", "Detect the protocol of an address or program, and add the agent."),
     "import": CommandRow(

@@ -132,6 +132,9 @@ class FencingToken(msgspec.Struct, frozen=True):
     fence: int
 
 
+SPAN_META = "span"  # in a job's meta: its span, and the door through which it came
+
+
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A job without its call and its result."""
 

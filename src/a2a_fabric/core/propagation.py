@@ -44,15 +44,16 @@ _VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the ninth byte
 _ID_LENGTH = 40  # characters of a UUID in a block
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 # Version ff is forbidden; only versions after 00 may carry more.
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:(?<!^00.{53})-.*)?")
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """The trace of a request, this span of it, and the parent span."""
+    """The trace of a request, this span of it, and the parent span. `sampled` is False if spans are not to be kept."""
 
     trace_id: str
     span_id: str
     parent_span_id: str | None = None
+    sampled: bool | UnsetType = UNSET
 
 
 class _Randomness:
@@ -108,10 +109,15 @@ def new_trace() -> Trace:
     )
 
 
-def continue_trace(trace_id: str, parent_span_id: str | None = None) -> Trace:
+def continue_trace(trace_id: str, parent_span_id: str | None = None, *, sampled: bool | UnsetType = UNSET) -> Trace:
     """Go on with a caller's trace. Raises ValueError if an id is not a UUID."""
     parent = normalize_uuid(parent_span_id) if parent_span_id else None
-    return Trace(trace_id=normalize_uuid(trace_id), span_id=new_id(), parent_span_id=parent)
+    return Trace(trace_id=normalize_uuid(trace_id), span_id=new_id(), parent_span_id=parent, sampled=sampled)
+
+
+def make_child_trace(parent: Trace) -> Trace:
+    """A new span below this one."""
+    return Trace(trace_id=parent.trace_id, span_id=new_id(), parent_span_id=parent.span_id, sampled=parent.sampled)
 
 
 def normalize_uuid(text: str) -> str:
@@ -130,12 +136,18 @@ def trace_from_traceparent(header: str) -> Trace | None:
     match = _TRACEPARENT.fullmatch(header.strip())
     if match is None or set(match[1]) == {"0"} or set(match[2]) == {"0"}:
         return None
-    return Trace(trace_id=_format_uuid(match[1]), span_id=new_id(), parent_span_id=_format_uuid(match[2] + "0" * 16))
+    return Trace(
+        trace_id=_format_uuid(match[1]),
+        span_id=new_id(),
+        parent_span_id=_format_uuid(match[2] + "0" * 16),
+        sampled=UNSET if int(match[3], 16) & 1 else False,
+    )
 
 
 def format_traceparent(trace: Trace) -> str:
     """The W3C header for work done on behalf of this span."""
-    return f"00-{trace.trace_id.replace('-', '')}-{trace.span_id.replace('-', '')[:16]}-01"
+    flags = "00" if trace.sampled is False else "01"
+    return f"00-{trace.trace_id.replace('-', '')}-{trace.span_id.replace('-', '')[:16]}-{flags}"
 
 
 # Log lines written while a call runs carry its trace; all others carry the process's own.

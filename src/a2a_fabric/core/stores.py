@@ -66,6 +66,7 @@ from a2a_fabric.core.registration import (
     StoredDescription,
 )
 from a2a_fabric.core.result import Event
+from a2a_fabric.core.spans import CallStore
 from a2a_fabric.core.tasks import Deadline
 
 P = ParamSpec("P")
@@ -491,6 +492,8 @@ class Store(Protocol):
     def keys(self) -> KeyStore: ...
     @property
     def receipts(self) -> ReceiptStore: ...
+    @property
+    def calls(self) -> CallStore: ...
     @property
     def notices(self) -> ChangeNotices: ...
     @property

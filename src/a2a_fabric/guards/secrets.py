@@ -17,29 +17,19 @@ from msgspec import Meta
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.guards import CallGuard, GuardRequest, GuardVerdict
+from a2a_fabric.core.redaction import SECRET_PATTERNS
 
 _MAX_INLINE = 64 * 1024  # characters that are searched without a thread
 _MAX_DEPTH = 200
 
-# Every pattern takes time in proportion to the text: it begins only where a word does, and what it tries is bounded.
-_SECRETS = {
-    "private key": (
-        r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[A-Za-z0-9+/=\s,:\\]|-(?!-)){0,8000}"
-        r"(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
-    ),
-    "AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255})\b",
-    "Slack token": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,255}",
-    "Google key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "API key": r"\b(?:sk|rk)[-_](?:live[-_]|test[-_]|proj-|ant-)?[A-Za-z0-9_-]{20,255}",
-    "JSON Web Token": r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{8,8192}\.[A-Za-z0-9_-]{8,4096}",
-}
+# As `SECRET_PATTERNS`: in proportion to the text.
 _PERSONAL = {
     "email address": r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b",
     "account number": r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b",
     "card number": r"(?<![\d.-])\d(?:[ -]?\d){12,18}(?![\d.-])",
     "social security number": r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])",
 }
+_PATTERNS = {"secrets": SECRET_PATTERNS, "personal": _PERSONAL}
 
 
 class SecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +49,7 @@ def build(options: Mapping[str, Any]) -> CallGuard:
 class SecretsGuard:
     def __init__(self, options: SecretsOptions) -> None:
         self._options = options
-        kinds = {**(_SECRETS if "secrets" in options.find else {}), **(_PERSONAL if "personal" in options.find else {})}
+        kinds = {name: pattern for kind in options.find for name, pattern in _PATTERNS[kind].items()}
         self._names = list(kinds)
         self._pattern = re.compile(
             "|".join(f"(?P<k{n}>{pattern})" for n, pattern in enumerate(kinds.values())), re.ASCII

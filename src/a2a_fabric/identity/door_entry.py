@@ -7,6 +7,7 @@ from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.identity.resolver import Credentials, MessageCredential
 
 
@@ -26,12 +27,14 @@ class DoorEntry:
         self, door: str, resolver: CallerResolver, add_credentials: AddCredentials, active_policy: ActivePolicy
     ) -> None:
         self._door = door
+        self._origin = CallOrigin(door=door, protocol=door)
         self._resolver = resolver
         self._add_credentials = add_credentials
         self._active_policy = active_policy
 
     def identify(self, credentials: Credentials) -> Principal:
-        """Raises as the resolver does."""
+        """Raises as the resolver does. The calls of this request are recorded as those of this door."""
+        current_origin.set(self._origin)
         principal = self._resolver(credentials)
         return principal if self._active_policy.policy is None else self._bind(principal, credentials)
 

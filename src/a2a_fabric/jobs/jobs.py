@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -61,6 +62,7 @@ from a2a_fabric.jobs.run import (
     job_from_release,
     keep_handler,
     make_cancelled_outcome,
+    note_span,
     status_event,
 )
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
@@ -238,7 +240,7 @@ class Jobs:
         new_call, owner = _with_streaming(call), owner_from_principal(call.auth)
         # A caller that does not wait is shown a job that is queued.
         hold = None if options.at_once or options.run_at is not None else self._worker.reserve_hold(owner)
-        new_job = self._build_new_job(new_call, options, _QUEUED_EVENTS, hold)
+        new_job = self._build_new_job(new_call, options, _QUEUED_EVENTS, hold, note_span(call))
         return await (self._store_job(new_job) if hold is None else self._worker.begin(new_job, self._store_job))
 
     async def admit(self, call: Call, calls: int = 1) -> None:
@@ -251,7 +253,7 @@ class Jobs:
 
     def draft_job(self, call: Call, options: JobOptions) -> NewJob:
         """A job to store after `admit`; call `report_accepted` once it is stored."""
-        return self._build_new_job(_with_streaming(call), options, _QUEUED_EVENTS)
+        return self._build_new_job(_with_streaming(call), options, _QUEUED_EVENTS, meta=note_span(call))
 
     def report_accepted(self, job: JobSummary) -> None:
         """Report a job that was stored by other code than `accept`."""
@@ -487,9 +489,14 @@ class Jobs:
         return accepted.job
 
     def _build_new_job(
-        self, call: Call, options: JobOptions, events: Sequence[Event], hold: HoldRequest | None = None
+        self,
+        call: Call,
+        options: JobOptions,
+        events: Sequence[Event],
+        hold: HoldRequest | None = None,
+        meta: Mapping[str, Any] = MappingProxyType({}),
     ) -> NewJob:
-        meta: dict[str, Any] = {**options.meta, "trace_id": call.trace.trace_id}
+        meta = {**options.meta, **meta, "trace_id": call.trace.trace_id}
         capability = self._dependencies.find_capability(call.target.agent_id, call.target.capability)
         if capability is not None:
             meta[MAY_REPEAT] = capability.may_repeat

@@ -7,6 +7,7 @@ job, the caller keeps waiting, as for any call."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Protocol
 from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import FabricError, StoreError
 from a2a_fabric.core.job import JobSummary
+from a2a_fabric.core.recording import current_origin
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.jobs.run import Recorder, measure_event, run_handler
@@ -72,13 +74,14 @@ class Promotion:
         self._call = call
         self._emit = emit
         self._buffer = EventBuffer()
+        self._origin = copy.copy(current_origin.get())
         self._relayed = 0
         self._is_promoting = False
         self._is_abandoned = False
 
     async def wait(self, timeout: float) -> Result | JobSummary:
         """The answer if it comes in time, else the job. Cancelling it before that cancels the agent's work."""
-        task = asyncio.create_task(run_handler(self._handler, self._call, self._buffer.emit))
+        task = asyncio.create_task(run_handler(self._handler, self._call, self._buffer.emit, self._origin))
         try:
             if not await self._relay_until_done(task, time.monotonic() + timeout):
                 self._is_promoting = True
@@ -127,4 +130,5 @@ class Promotion:
             return None
         self._buffer.switch_to(recorder, len(written_events))
         self._creator.attach(job, task, recorder)
+        self._origin.job_id = job.job_id
         return job

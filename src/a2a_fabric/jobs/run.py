@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
 )
 from a2a_fabric.core.job import (
+    SPAN_META,
     Job,
     JobError,
     JobOutcome,
@@ -42,6 +43,8 @@ from a2a_fabric.core.job import (
     translate_state,
 )
 from a2a_fabric.core.logins import LoginRequired
+from a2a_fabric.core.propagation import make_child_trace
+from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.core.result import (
     Answer,
     Answers,
@@ -134,6 +137,12 @@ class JobHandlers:
         internal_handler = self._internal_handlers.get(job.meta.get("kind", ""))
         return internal_handler if internal_handler is not None else self._override(job, self._handler_for_call(job))
 
+    def bind_run(self, job: JobSummary, call: Call, emit: Emit) -> Coroutine[Any, Any, Result]:
+        """One run of a job: its calls are spans below the job's. Internal jobs make calls of their own, or none."""
+        if SPAN_META in job.meta and not self.is_internal(job):
+            call = replace(call, trace=make_child_trace(call.trace))
+        return run_handler(self.find(job).handler, call, emit, origin_from_job(job))
+
     def is_internal(self, job: JobSummary) -> bool:
         return job.meta.get("kind", "") in self._internal_handlers
 
@@ -152,9 +161,23 @@ class JobHandlers:
         return JobHandler(handler=self._handler, may_repeat=capability.may_repeat, retry=retry)
 
 
-async def run_handler(handler: Handler, call: Call, emit: Emit) -> Result:
-    """Call a handler as a coroutine, as a task needs it; handlers return any awaitable."""
+async def run_handler(handler: Handler, call: Call, emit: Emit, origin: CallOrigin) -> Result:
+    """Call a handler in a task of its own, whose calls are recorded with this origin."""
+    current_origin.set(origin)
     return await handler(call, emit)
+
+
+def note_span(call: Call) -> dict[str, Any]:
+    """For the meta of a job: its span and its door. The span of the accepted call is that of the job."""
+    origin, trace = current_origin.get(), call.trace
+    fields = {"span_id": trace.span_id, "parent_span_id": trace.parent_span_id}
+    named = {"door": origin.door, "protocol": origin.protocol}
+    return {SPAN_META: {name: value for name, value in (*fields.items(), *named.items()) if value}}
+
+
+def origin_from_job(job: JobSummary) -> CallOrigin:
+    span = job.meta.get(SPAN_META) or {}
+    return CallOrigin(door=span.get("door", ""), protocol=span.get("protocol", ""), job_id=job.job_id)
 
 
 class EventsTooLarge(FabricError):

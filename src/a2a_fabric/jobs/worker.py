@@ -50,7 +50,6 @@ from a2a_fabric.jobs.run import (
     call_from_job,
     decide_after_interruption,
     release_job,
-    run_handler,
 )
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.webhooks import WEBHOOK_AGENT
@@ -187,10 +186,8 @@ class Worker:
             job = await store_job(new_job)
             if _has_hold(job, new_job) and not self._is_stopping:
                 recorder = self.recorder(job)
-                handler = self._handlers.find(job).handler
-                run = self._add_run(
-                    job, asyncio.create_task(run_handler(handler, new_job.call, recorder.emit)), recorder
-                )
+                work = self._handlers.bind_run(job, new_job.call, recorder.emit)
+                run = self._add_run(job, asyncio.create_task(work), recorder)
         except BaseException as error:
             if not stored.done():
                 stored.set_exception(error)
@@ -306,8 +303,8 @@ class Worker:
             claimed = await self._store.jobs.claim(self._build_claim_request(limit, blocked_owners))
             for job in claimed:
                 recorder = self.recorder(job)
-                handler = self._handlers.find(job).handler
-                self.attach(job, asyncio.create_task(run_handler(handler, call_from_job(job), recorder.emit)), recorder)
+                work = self._handlers.bind_run(job, call_from_job(job), recorder.emit)
+                self.attach(job, asyncio.create_task(work), recorder)
             if len(claimed) < limit:
                 return
 

@@ -12,6 +12,7 @@ from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.spans import CallHistoryPort
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.graphs.runner import Graphs
 from a2a_fabric.jobs.jobs import Jobs
@@ -22,6 +23,7 @@ from a2a_fabric.messages.requests import RequestConversations
 from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
 from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
 from a2a_fabric.operations.graphs import GraphOperations
+from a2a_fabric.operations.history import HistoryOperations
 from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.logins import LoginOperations
 from a2a_fabric.operations.messages import MessageOperations
@@ -40,6 +42,7 @@ class Operations:
         inboxes: Inboxes,
         messages: Messages,
         logins: Logins,
+        history: CallHistoryPort | None = None,
     ) -> None:
         calls = CallOperations(gateway, jobs)
         search = SearchOperations(gateway)
@@ -63,8 +66,11 @@ class Operations:
         )
         self.prepare_tool = self._tools.prepare_tool  # for doors that list tools under their own names
         self._listed: list[Operation[Any]] = [op for group in groups for op in group.all()]
-        # Logins are for people at a command line. They are no tools: each would cost every model's context.
-        by_people = LoginOperations(gateway, logins).all()
+        # For people at a command line or a console. They are no tools: each would cost every model's context.
+        by_people = (
+            *LoginOperations(gateway, logins).all(),
+            *HistoryOperations(history, jobs.waiting_requests).all(),
+        )
         self._by_name: dict[str, Operation[Any]] = {op.name: op for op in (*self._listed, *by_people)}
 
     def __iter__(self) -> Iterator[Operation[Any]]:

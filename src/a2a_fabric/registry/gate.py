@@ -15,6 +15,7 @@ from a2a_fabric.core.call import Call, Emit, Step, compose, ignore_event
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.propagation import Chain, DelegationGuard, MaybeChain
+from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import (
     CLOSED_BREAKER,
@@ -158,6 +159,8 @@ class GatedProxySteps:
         """Run `work` through the steps, as a call of a capability. Raises FabricError."""
 
         async def run_work(call: Call, emit: Emit) -> Result:
+            if (recording := current_recording.get()) is not None:
+                recording.begin_attempt(manifest.agent_id, manifest.runtime, "proxied in the agent's own protocol")
             await self.run_request(manifest, work, call.auth.principal_id)
             return _EMPTY_RESULT
 
@@ -168,12 +171,19 @@ class GatedProxySteps:
     ) -> None:
         """Any other request. Raises FabricError."""
         gate = self._gate_of(manifest)
+        recording = current_recording.get()
         gate.enter(caller)
         try:
+            if recording is not None:
+                recording.enter_runtime()
             await work()
             gate.record_outcome()
+            if recording is not None:
+                recording.end_attempt()
         except FabricError as error:
             gate.record_outcome(error)
+            if recording is not None:
+                recording.end_attempt(error)
             raise
         finally:
             gate.leave(caller)

@@ -25,6 +25,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.forwarding import bind_current_call
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
+from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import CLOSED_BREAKER, BreakerPolicy
 from a2a_fabric.core.routing import may_try_next
@@ -143,6 +144,8 @@ class LiveRuntime:
             has_alternative = not is_alone and _rules_out_fallback(self.manifest, call)
             gate.enter(caller, has_alternative=has_alternative, is_alone=is_alone)
         interruptions = gate.interruptions
+        if (recording := current_recording.get()) is not None:
+            recording.enter_runtime()
         try:
             if self._needs_deadline:
                 with Deadline(call.target.timeout_ms / 1000):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import MAX_CAPABILITY_NAME
-from a2a_fabric.core.call import Call, Emit, Handler, Step
+from a2a_fabric.core.call import Call, Emit, Handler, Step, ignore_event
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBuckets
@@ -21,6 +21,7 @@ from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.propagation import DelegationGuard, current_trace
 from a2a_fabric.core.receipts import ReceiptRecorder
+from a2a_fabric.core.recording import CallRecording, current_recording
 from a2a_fabric.core.result import Result
 
 
@@ -34,7 +35,19 @@ class Observer(Protocol):
         ...
 
 
-def observe(observer: Observer) -> Step:
+class CallRecorder(Protocol):
+    """Keeps recordings of calls, for the history and for traces."""
+
+    def begin(self, call: Call) -> CallRecording | None:
+        """None if this call is not recorded."""
+        ...
+
+    def end(self, recording: CallRecording, result: Result | None) -> None:
+        """The call has ended; `result` is None if it failed."""
+        ...
+
+
+def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
     def step(inner: Handler) -> Handler:
         async def handle(call: Call, emit: Emit) -> Result:
             started = time.perf_counter()
@@ -52,9 +65,30 @@ def observe(observer: Observer) -> Step:
             observer.record_success(call, result, time.perf_counter() - started)
             return result
 
-        return handle
+        return handle if recorder is None else _record(handle, recorder)
 
     return step
+
+
+def _record(inner: Handler, recorder: CallRecorder) -> Handler:
+    async def handle(call: Call, emit: Emit) -> Result:
+        recording = recorder.begin(call)
+        if recording is None:
+            return await inner(call, emit)
+        token = current_recording.set(recording)
+        try:
+            result = await inner(call, emit if emit is ignore_event else recording.listen(emit))
+        except BaseException as exc:
+            recording.fail(exc, *_describe_failure(exc))
+            recorder.end(recording, None)
+            raise
+        finally:
+            current_recording.reset(token)
+        recording.complete(result)
+        recorder.end(recording, result)
+        return result
+
+    return handle
 
 
 def _describe_failure(exc: BaseException) -> tuple[str, str]:

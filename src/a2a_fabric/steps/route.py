@@ -35,7 +35,8 @@ from a2a_fabric.core.call import (
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError, RateLimited
 from a2a_fabric.core.logins import LOGIN_CONTINUATION, LoginRequired
 from a2a_fabric.core.pending_questions import ContinuationSeal, unknown_continuation
-from a2a_fabric.core.propagation import DelegationGuard
+from a2a_fabric.core.propagation import DelegationGuard, Trace
+from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Answers, Event, Fallback, Questions, Result, make_input_required, status
 from a2a_fabric.core.retry import RetryAccount, RetryBudget, spend_retry, update_account
 from a2a_fabric.core.routing import (
@@ -292,20 +293,25 @@ class RoutingHandler:
         if last:
             tracker = _StreamTracker(emit)
             self._retries.count_call(plan.agent_id)
+        recording = current_recording.get()
         if stream:
             await emit(status("running", agent_id=plan.candidates[0].manifest.agent_id))
         for number, candidate in enumerate(plan.candidates):
             agent_id = candidate.manifest.agent_id
-            started = time.monotonic()
+            started, trace = time.monotonic(), call.trace
+            if recording is not None:
+                trace = recording.begin_attempt(agent_id, candidate.manifest.runtime, candidate.reason)
             try:
                 handler = self._get_handler(candidate.manifest)
                 timeout = ends_at - started
                 if last and must_leave_time(plan, number):
                     timeout *= self._policy.attempt_share
-                attempt_call = self._make_attempt_call(call, candidate, timeout, arguments)
+                attempt_call = self._make_attempt_call(call, candidate, timeout, arguments, trace)
                 arguments = None  # an agent may change what it is given: each further attempt binds its own
                 result = await handler(attempt_call, tracker or emit)
             except FabricError as error:
+                if recording is not None:
+                    recording.end_attempt(error)
                 self._health.record_failure(agent_id, error)
                 hops.append(f"{candidate.manifest.label}: {error.reason}")
                 has_streamed = tracker is not None and tracker.has_streamed
@@ -323,6 +329,8 @@ class RoutingHandler:
                     raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
+                if recording is not None:
+                    recording.end_attempt()
                 self._health.record_success(agent_id, time.monotonic() - started)
                 if result.asked is not None:
                     result = await self._forward_questions(result.asked, agent_id, emit, call)
@@ -367,9 +375,12 @@ class RoutingHandler:
         return result
 
     def _make_attempt_call(
-        self, call: Call, candidate: Candidate, timeout: float, arguments: dict[str, Any] | None
+        self, call: Call, candidate: Candidate, timeout: float, arguments: dict[str, Any] | None, trace: Trace
     ) -> Call:
-        """The call as this candidate receives it. `arguments` are bound to the primary candidate's capability."""
+        """The call as this candidate receives it. `arguments` are bound to the primary candidate's capability.
+
+        `trace` has the span of the attempt, if attempts are recorded.
+        """
         time_ms = timeout * 1000
         manifest, capability = candidate.manifest, candidate.capability
         name, call_input, response_form = call.target.capability, call.input, call.response
@@ -390,7 +401,7 @@ class RoutingHandler:
             response_form = ResponseForm(stream=candidate.stream, format=response_form.format)
         timeout_ms = int(time_ms) if time_ms > 1 else 1
         return Call(
-            trace=call.trace,
+            trace=trace,
             auth=call.auth,
             target=Target(agent_id=manifest.agent_id, capability=name, timeout_ms=timeout_ms),
             input=call_input,

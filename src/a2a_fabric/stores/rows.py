@@ -35,6 +35,7 @@ from a2a_fabric.core.registration import (
     holder_from_registration,
 )
 from a2a_fabric.core.result import Event, Result
+from a2a_fabric.core.spans import StoredCall
 
 Row = Any  # a row of either engine: something like a tuple
 
@@ -416,6 +417,53 @@ def to_receipt_values(receipt: StoredReceipt) -> tuple[str, int, float, str, byt
 def receipt_from_row(row: Row) -> StoredReceipt:
     chain, seq, at, digest, body = row
     return StoredReceipt(chain=chain, seq=seq, at=at, digest=digest, body=bytes(body))
+
+
+CALL_COLUMNS = (
+    "trace_id, span_id, started_at, owner, principal, door, agent_id, used, capability, is_failed, is_call, size, body"
+)
+STORED_CALL_COLUMNS = (
+    "seq, trace_id, span_id, started_at, owner, principal, door, agent_id, used, capability, is_failed, is_call, body"
+)
+
+
+def to_call_values(call: StoredCall) -> tuple[Any, ...]:
+    return (
+        call.trace_id,
+        call.span_id,
+        call.started_at,
+        call.owner,
+        call.principal,
+        call.door,
+        call.agent_id,
+        call.used,
+        call.capability,
+        call.is_failed,
+        call.is_call,
+        len(call.body),
+        call.body,
+    )
+
+
+def call_from_row(row: Row) -> StoredCall:
+    seq, trace_id, span_id, started_at, owner, principal, door, agent_id, used, capability, is_failed, is_call, body = (
+        row
+    )
+    return StoredCall(
+        seq=seq,
+        trace_id=trace_id,
+        span_id=span_id,
+        started_at=started_at,
+        owner=owner,
+        principal=principal,
+        door=door,
+        agent_id=agent_id,
+        used=used,
+        capability=capability,
+        is_failed=bool(is_failed),
+        is_call=bool(is_call),
+        body=bytes(body),
+    )
 
 
 LOGIN_COLUMNS = "owner, agent_id, issuer, scopes, secret, created_at, updated_at, revision, listing"

@@ -138,7 +138,7 @@ class Metrics:
         tallies = list(self._calls.items())
         tools = [item for item in tallies if item[0][0] == "tool"]
         yield from _render_family("fabric_server_info", "gauge", "This node", ("version",), [((self._version,), 1)])
-        yield _render_value("fabric_active_streams", "gauge", "Open event streams", self._streams)
+        yield render_value("fabric_active_streams", "gauge", "Open event streams", self._streams)
         names = ("target_type", "target_id", "capability")
         ended = (((*key[:3], _status_label(key)), tally.count) for key, tally in tallies)
         yield from _render_counter("fabric_calls", "Calls", (*names, "status"), ended)
@@ -152,9 +152,9 @@ class Metrics:
                                    ("target_id", "used_id", "reason"), list(self._fallbacks.items()))  # fmt: skip
         yield from _render_counter("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
                                    ("agent_id", "status"), list(self._status_changes.items()))  # fmt: skip
-        yield _render_value("fabric_agent_registrations_total", "counter", "Agents registered", self._registrations)
-        yield _render_value("fabric_messages_sent_total", "counter", "Messages written", self._messages_sent)
-        yield _render_value("fabric_messages_received_total", "counter", "Messages fetched", self._messages_received)
+        yield render_value("fabric_agent_registrations_total", "counter", "Agents registered", self._registrations)
+        yield render_value("fabric_messages_sent_total", "counter", "Messages written", self._messages_sent)
+        yield render_value("fabric_messages_received_total", "counter", "Messages fetched", self._messages_received)
         yield from _render_counter("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"),
                                    list(self._auth.items()))  # fmt: skip
         calls = ((key[:3], tally) for key, tally in tallies)
@@ -171,7 +171,7 @@ def _render_head(name: str, kind: str, text: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def _render_value(name: str, kind: str, text: str, value: float) -> str:
+def render_value(name: str, kind: str, text: str, value: float) -> str:
     return f"{_render_head(name, kind, text)}{name} {float(value)!r}\n"
 
 
@@ -265,4 +265,4 @@ class AgentGauges:
         rows = list(categories.items())
         yield from _render_family("fabric_registry_tools", "gauge", "Built-in tools", ("category",), rows)
         uptime = time.monotonic() - self._started
-        yield _render_value("fabric_uptime_seconds", "gauge", "Time since the start", uptime)
+        yield render_value("fabric_uptime_seconds", "gauge", "Time since the start", uptime)

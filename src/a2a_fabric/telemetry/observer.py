@@ -532,13 +532,17 @@ _MAX_JOB_ERROR_CHARS = 1000
 
 
 class JobLogger:
-    def __init__(self, log: LogWriter) -> None:
+    def __init__(self, log: LogWriter, on_ended: Callable[[JobSummary], None] | None = None) -> None:
+        """`on_ended` gets each job that has ended on this node."""
         self._log = log
+        self._on_ended = on_ended
 
     def on_accepted(self, job: JobSummary) -> None:
         self._write(job, "accepted", "info")
 
     def on_released(self, job: JobSummary) -> None:
+        if self._on_ended is not None and job.has_ended:
+            self._on_ended(job)
         error = job.error
         self._write(
             job,

@@ -28,6 +28,7 @@ from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.receipts import StoredReceipt
 from a2a_fabric.core.registration import HealthCheck, IdReservation, RegistrationFilter, StoredDescription
 from a2a_fabric.core.result import Part
+from a2a_fabric.core.spans import CallFilter, StoredCall
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
 from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.testing.job_store_contract import JobStoreContract
@@ -55,6 +56,71 @@ async def read_job(store: Store, job_id: str) -> Job:
 
 def make_stored_receipt(seq: int, chain: str = "node", at: float = 0.0) -> StoredReceipt:
     return StoredReceipt(chain=chain, seq=seq, at=at, digest=f"{chain}-{seq}", body=b'{"seq":%d}' % seq)
+
+
+def make_stored_call(number: int, **fields: Any) -> StoredCall:
+    defaults: dict[str, Any] = {
+        "trace_id": f"trace-{number}",
+        "span_id": f"{number:016x}",
+        "started_at": float(number),
+        "owner": "psk:anna",
+        "principal": "anna",
+        "door": "mcp",
+        "agent_id": "percy",
+        "capability": "reason",
+        "body": b"{}",
+    }
+    return StoredCall(**{**defaults, **fields})
+
+
+class CallStoreContract:
+    """The contract of `Store.calls`."""
+
+    async def list_spans(self, store: Store, **fields: Any) -> list[str]:
+        return [each.span_id.lstrip("0") for each in await store.calls.list(CallFilter(**fields))]
+
+    async def test_calls_are_filtered_and_listed_newest_first(self, store: Store) -> None:
+        await store.calls.append([])
+        await store.calls.append(
+            [
+                make_stored_call(1),
+                make_stored_call(2, is_failed=True, agent_id="morse", used="percy"),
+                make_stored_call(3, owner="psk:bert", principal="bert", door="a2a", capability="draft"),
+                make_stored_call(4, is_call=False),
+            ]
+        )
+        assert await self.list_spans(store) == ["3", "2", "1"]
+        assert await self.list_spans(store, owner="psk:anna") == ["2", "1"]
+        assert await self.list_spans(store, agent_id="percy") == ["3", "2", "1"]
+        assert await self.list_spans(store, agent_id="morse") == ["2"]
+        assert await self.list_spans(store, principal="bert", door="a2a", capability="draft") == ["3"]
+        assert await self.list_spans(store, is_failed=True) == ["2"]
+        assert await self.list_spans(store, is_failed=False) == ["3", "1"]
+        assert await self.list_spans(store, since=2.0, until=3.0) == ["2"]
+        assert await self.list_spans(store, trace_id="trace-1") == ["1"]
+        first, *_ = await store.calls.list(CallFilter(), limit=1)
+        assert [each.span_id[-1] for each in await store.calls.list(CallFilter(), before=first.seq)] == ["2", "1"]
+        oldest = (await store.calls.list(CallFilter(), before=first.seq))[-1]
+        assert [each.span_id[-1] for each in await store.calls.list(CallFilter(), after=oldest.seq)] == ["2", "3"]
+        assert await store.calls.find_newest() > first.seq, "the job has a number, too"
+
+    async def test_a_trace_has_calls_and_jobs_and_each_is_stored_once(self, store: Store) -> None:
+        rows = [make_stored_call(2, trace_id="t", body=b"two"), make_stored_call(1, trace_id="t", is_call=False)]
+        await store.calls.append(rows)
+        await store.calls.append([*rows, make_stored_call(3, trace_id="t", owner="psk:bert")])
+        assert [each.span_id[-1] for each in await store.calls.read_trace("t")] == ["1", "2", "3"]
+        assert [each.span_id[-1] for each in await store.calls.read_trace("t", owner="psk:bert")] == ["3"]
+        assert (await store.calls.read_trace("t"))[1].body == b"two"
+        assert await store.calls.read_trace("other") == []
+
+    async def test_old_calls_and_those_beyond_a_number_and_a_size_are_pruned(self, store: Store) -> None:
+        await store.calls.append([make_stored_call(number, body=b"x" * 100) for number in range(1, 11)])
+        assert await store.calls.prune(3.0, 100, 10**6) == 2
+        assert await store.calls.prune(0.0, 6, 10**6) == 2
+        assert await store.calls.prune(0.0, 100, 450) == 2
+        assert await store.calls.prune(0.0, 100, 450) == 0
+        assert await self.list_spans(store) == ["a", "9", "8", "7"]
+        assert await store.calls.prune(100.0, 100, 10**6, limit=3) == 3
 
 
 class ReceiptStoreContract:
@@ -743,6 +809,7 @@ class StoreContract(
     RegistrationStoreContract,
     DescriptionStoreContract,
     LoginStoreContract,
+    CallStoreContract,
     ReceiptStoreContract,
     KeyStoreContract,
 ):

@@ -14,6 +14,7 @@ from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.postgres import transactions
 from a2a_fabric.stores.postgres.archive import PostgresArchive
+from a2a_fabric.stores.postgres.calls import PostgresCalls
 from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect, migrate
 from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
@@ -54,6 +55,7 @@ class PostgresStore:
         self.keys = PostgresKeys(connections)
         self.receipts = PostgresReceipts(connections)
         self.used_tokens = PostgresUsedTokens(connections)
+        self.calls = PostgresCalls(connections)
         self.archive = PostgresArchive(connections)
         listener = NotifyListener(connections, listen_address, self.notices) if listen_address is not None else None
         coroutines = [self._notify_sender.run(), PostgresChangePoller(connections, self.notices, listener).run()]

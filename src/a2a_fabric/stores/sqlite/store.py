@@ -23,6 +23,7 @@ from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, StoreStatus, inbox_
 from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.changes import ChangedTopics, LogThrottle, ids_from_topics
 from a2a_fabric.stores.sqlite.archive import SqliteArchive
+from a2a_fabric.stores.sqlite.calls import SqliteCalls
 from a2a_fabric.stores.sqlite.connections import (
     SqliteConnections,
     SqliteSettings,
@@ -91,6 +92,7 @@ class _SqlitePorts:
         self.keys = SqliteKeys(writer, self.reader)
         self.receipts = SqliteReceipts(writer, self.reader)
         self.used_tokens = SqliteUsedTokens(writer)
+        self.calls = SqliteCalls(writer, self.reader)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
 
