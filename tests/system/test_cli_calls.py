@@ -12,8 +12,12 @@ from tests.marks import requirement
 from tests.system.node import Node, running_node
 
 AGENTS = """
-- {agent_id: echo, runtime: process, endpoint: {command: [cat], protocol: oneshot, args_as: text}, capabilities: [{name: say}]}
+- agent_id: echo
+  runtime: process
+  endpoint: {command: [cat], protocol: oneshot, args_as: text}
+  capabilities: [{name: say}]
 - {agent_id: gone, endpoint: {uri: "http://127.0.0.1:9"}, runtime: http, capabilities: [{name: say}], fallbacks: [echo]}
+- {agent_id: alone, endpoint: {uri: "http://127.0.0.1:9"}, runtime: http, capabilities: [{name: say}]}
 """
 
 
@@ -29,19 +33,20 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @requirement("001-57")
 def test_calls_are_listed_and_one_is_shown_as_a_waterfall(node: Node) -> None:
     node.run("call", "gone", "say", "hello", "--json")
-    node.run("call", "nowhere", "say", "hello", "--json")
+    node.run("call", "alone", "say", "hello", "--json")
     listed = node.run("calls")
     assert listed.returncode == 0, listed.stderr
     assert "gone.say by echo" in listed.stdout
-    assert "nowhere.say" not in node.run("calls", "--agent", "gone").stdout
+    assert "alone.say" not in node.run("calls", "--agent", "gone").stdout
     failed = json.loads(node.run("calls", "--failed", "--json", "--since", "1h").stdout)
-    assert [call["agent_id"] for call in failed] == ["nowhere"]
+    assert [call["agent_id"] for call in failed] == ["alone"]
+    assert "AGENT_OFFLINE" in node.run("trace", failed[0]["trace_id"]).stdout
     (call,) = json.loads(node.run("calls", "--agent", "gone", "--json").stdout)
     shown = node.run("trace", call["trace_id"][:8]).stdout.splitlines()
     assert shown[0] == f"trace {call['trace_id']}"
     assert max(map(len, shown)) <= 80
     text = "\n".join(shown)
-    for expected in ("fabric gone.say", "attempt gone", "AGENT_OFFLINE", "attempt echo", "process echo.say"):
+    for expected in ("fabric gone.say", "caller psk", "attempt echo", "declared fallback of gone", "process echo.say"):
         assert expected in text
     spans = json.loads(node.run("trace", call["trace_id"], "--json").stdout)["spans"]
     assert {span["kind"] for span in spans} == {"door", "attempt", "runtime"}
