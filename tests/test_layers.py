@@ -55,6 +55,7 @@ ARROWS: dict[str, set[str]] = {
     "logins": {"core", "identity.keyfile", "outbound"},
     "mesh": {"core", "doors", "identity", "outbound", "protocols", "telemetry"},
     "messages": {"core", "jobs"},
+    "nats": {"core"},
     "operations": {"core", "gateway", "graphs", "jobs", "logins", "messages", "registry"},
     "outbound": {"core"},
     "node_setup": {
@@ -97,7 +98,7 @@ ARROWS: dict[str, set[str]] = {
     "schemas": {"core"},
     "settings_reload": {"config", "core"},
     "steps": {"core", "schemas"},
-    "stores": {"core"},
+    "stores": {"core", "nats"},
     "telemetry": {"core"},
     "testing": {"core"},
     "tools": {"core", "outbound", "schemas"},

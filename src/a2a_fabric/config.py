@@ -191,7 +191,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where jobs, registrations and messages are kept."""
 
-    kind: Annotated[str, Meta(min_length=1, description="memory, sqlite, postgresql, or a plug-in's.")]
+    kind: Annotated[str, Meta(min_length=1, description="memory, sqlite, postgresql, nats, or a plug-in's.")]
     path: Annotated[str | None, Meta(description="The file, for a store in a file; relative to this one.")] = None
     url: Annotated[str | None, Meta(description="The address, for a store on a server; write `env:NAME`.")] = None
 
@@ -298,7 +298,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | StoreTable | None,
         Meta(
             description="Where jobs, registered agents and messages are kept: `memory:`, `sqlite:PATH`, "
-            "`postgresql://…`, or a table with its `kind`. Unset: `fabric.db` beside this file."
+            "`postgresql://…`, `nats://…`, or a table with its `kind`. Unset: `fabric.db` beside this file."
         ),
     ] = None
     metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True

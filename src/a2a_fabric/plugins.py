@@ -45,10 +45,12 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     },
     "stores": {
         "memory": "a2a_fabric.stores.sqlite.store:memory_plugin",
+        "nats": "a2a_fabric.stores.nats.store:plugin",
         "postgresql": "a2a_fabric.stores.postgres.store:plugin",
         "sqlite": "a2a_fabric.stores.sqlite.store:plugin",
     },
     "schemas": {  # which migrations a store has applied
+        "nats": "a2a_fabric.stores.nats.store:inspect_schema",
         "postgresql": "a2a_fabric.stores.postgres.connections:inspect_schema",
         "sqlite": "a2a_fabric.stores.sqlite.connections:inspect_schema",
     },

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from a2a_fabric.core.stores import ArchiveRecord, Store
+from a2a_fabric.stores.nats.store import NatsStore, settings_from_address
 from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore
 from a2a_fabric.stores.sqlite import MemoryStore, SqliteSettings, SqliteStore
 from a2a_fabric.testing import values
+from tests.fixtures import nats
 from tests.fixtures.postgres import shared
 
 # Under the short names that tests know them by.
@@ -71,11 +73,21 @@ class PostgresEngine:
         return await PostgresStore.open(PostgresSettings(address=self.address))
 
 
-# NATS gets its row here.
+class NatsEngine:
+    name = "nats"
+
+    def __init__(self, folder: Path) -> None:
+        self.address = nats.shared().address()
+
+    async def open(self) -> Store:
+        return await NatsStore.open(settings_from_address(self.address))
+
+
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "memory": MemoryEngine,
     "sqlite": SqliteEngine,
     "postgres": PostgresEngine,
+    "nats": NatsEngine,
 }
 SHARED = [name for name in ENGINES if name != "memory"]  # those that several processes can open
 

@@ -12,7 +12,7 @@ import msgspec
 
 from tests.system.node import COMMAND, WAIT_TIMEOUT, Node, environment, running_node, until
 
-BLOCKED = ("a2a", "google", "grpc", "asyncpg")
+BLOCKED = ("a2a", "google", "grpc", "asyncpg", "nats")
 
 # Python imports this module at its start, so the libraries are missing as if they had never been installed.
 SITE = f"""

@@ -33,7 +33,7 @@ StoreAddress = Annotated[
     typer.Option(
         "--store",
         metavar="ADDRESS",
-        help="sqlite:PATH or postgresql://…; default: the configured store, else fabric.db in this folder.",
+        help="sqlite:PATH, postgresql://… or nats://…; default: the configured store, else fabric.db in this folder.",
     ),
 ]
 ConfigFile = Annotated[

@@ -87,7 +87,7 @@ def run(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Where jobs are stored: memory:, sqlite:PATH or postgresql://…"),
+        typer.Option(metavar="ADDRESS", help="Where jobs are stored: memory:, sqlite:PATH, postgresql://… or nats://…"),
     ] = None,
     env_file: EnvFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,

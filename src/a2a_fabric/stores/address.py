@@ -1,4 +1,6 @@
-"""The address of a store: `memory:`, `sqlite:PATH` or `postgresql://…`. The word before the colon is its kind."""
+"""The address of a store: `memory:`, `sqlite:PATH`, `postgresql://…` or `nats://…`.
+
+The word before the colon is its kind."""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from a2a_fabric.core.errors import ConfigError
 
 DEFAULT_FILE = "fabric.db"
 _SQLITE_PREFIX = "sqlite:"
-_SECRET_PARAMETERS = ("password", "passfile", "sslkey", "sslpassword")
+_SECRET_PARAMETERS = ("password", "passfile", "sslkey", "sslpassword", "token", "nkey")
 
 
 def kind_from_address(address: str) -> str:
     """The word before the colon. Raises ConfigError."""
     kind, colon, _ = address.partition(":")
     if not kind or (not colon and kind != "memory"):
-        raise ConfigError("store: an address is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+        raise ConfigError(
+            "store: an address is memory:, sqlite:PATH, postgresql://USER@HOST/DATABASE or nats://HOST/NAME"
+        )
     return kind
 
 
@@ -47,4 +51,7 @@ def redact_address(address: str) -> str:
     query = urlencode(
         [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET_PARAMETERS], safe="/,"
     )
-    return urlunsplit((parts.scheme, user.partition(":")[0] + at + hosts, parts.path, query, ""))
+    name, colon, _ = user.partition(":")
+    if parts.scheme == "nats" and not colon:
+        name = at = ""  # it is a token, not a name
+    return urlunsplit((parts.scheme, name + at + hosts, parts.path, query, ""))

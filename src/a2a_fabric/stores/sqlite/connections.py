@@ -9,7 +9,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -30,7 +30,7 @@ from a2a_fabric.stores.sqlite.database import MEMORY_ADDRESS, translate
 _PAGE_SIZE = 4096
 _RETRY_PAUSE = 0.02
 _INSPECT_TIMEOUT = 10.0
-_CREATE_MIGRATIONS = """
+CREATE_MIGRATIONS = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at REAL NOT NULL
 )
@@ -125,14 +125,14 @@ def _open_reader(settings: SqliteSettings) -> sqlite3.Connection:
 def _migrate(connection: sqlite3.Connection, address: str) -> int:
     available = load_migrations("sqlite")
     _refuse_foreign_database(connection, address)
-    if find_pending(available, _read_applied(connection), address):
+    if find_pending(available, read_applied(connection), address):
         connection.execute("PRAGMA journal_mode = WAL")
         # The write lock: of several processes one migrates, and the others find nothing pending when they get it.
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.execute(_CREATE_MIGRATIONS)
-            for migration in find_pending(available, _read_applied(connection), address):
-                _apply(connection, migration)
+            connection.execute(CREATE_MIGRATIONS)
+            for migration in find_pending(available, read_applied(connection), address):
+                apply_migration(connection.execute, migration)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
@@ -140,10 +140,11 @@ def _migrate(connection: sqlite3.Connection, address: str) -> int:
     return len(available)
 
 
-def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+def apply_migration(execute: Callable[..., object], migration: Migration) -> None:
+    """`execute` runs one statement with its values, inside an open transaction."""
     for statement in _split_statements(migration.sql):
-        connection.execute(statement)
-    connection.execute(
+        execute(statement)
+    execute(
         "INSERT INTO schema_migrations VALUES (?, ?, ?, ?)",
         (migration.number, migration.name, migration.checksum, time.time()),
     )
@@ -159,7 +160,7 @@ def _split_statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def _read_applied(connection: sqlite3.Connection) -> list[AppliedMigration]:
+def read_applied(connection: sqlite3.Connection) -> list[AppliedMigration]:
     """The applied migrations; empty for a file without tables of this program."""
     if "schema_migrations" not in _list_tables(connection):
         return []
@@ -198,4 +199,4 @@ def _inspect_file(path: Path, address: str) -> SchemaStatus | None:
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_INSPECT_TIMEOUT)) as connection:
         _refuse_foreign_database(connection, address)
-        return check_schema("sqlite", _read_applied(connection), address)
+        return check_schema("sqlite", read_applied(connection), address)

@@ -320,7 +320,7 @@ class FileWriter:
     def _commit(self, group: list[PendingWork]) -> None:
         try:
             self._post_results(*self._run_group(group), len(group))
-        except _GroupFailed as exc:
+        except GroupFailed as exc:
             if len(group) == 1:
                 self._post_results([(group[0][1], exc.__cause__)], set(), 1)
                 return
@@ -330,11 +330,11 @@ class FileWriter:
             self._post_results([(future, exc) for _, future in group], set(), len(group))
 
     def _run_group(self, group: list[PendingWork]) -> tuple[list[FinishedWork], set[str]]:
-        """One transaction. Raises _GroupFailed, StoreError or sqlite3.Error; then nothing of it was written."""
+        """One transaction. Raises GroupFailed, StoreError or sqlite3.Error; then nothing of it was written."""
         self._check_file()
         transaction = SqliteTransaction(self._connection, self._clock())
         pending = [each for each in group if not each[1].done()]  # a cancelled caller's work is not begun
-        finished = _run_in_transaction(self._connection, lambda: _run_units(transaction, pending))
+        finished = _run_in_transaction(self._connection, lambda: run_units(transaction, pending))
         self._check_file()
         return finished, transaction.topics
 
@@ -380,7 +380,7 @@ class FileReplacedCheck:
         return status.st_dev, status.st_ino
 
 
-class _GroupFailed(Exception):
+class GroupFailed(Exception):
     """A unit failed after it had written: the group has to be rolled back. The cause is the unit's error."""
 
 
@@ -396,7 +396,7 @@ def _run_in_transaction(connection: sqlite3.Connection, work: Callable[[], T]) -
     return result
 
 
-def _run_units(transaction: SqliteTransaction, group: Sequence[PendingWork]) -> list[FinishedWork]:
+def run_units(transaction: SqliteTransaction, group: Sequence[PendingWork]) -> list[FinishedWork]:
     batches: dict[type[BatchedWork], list[tuple[BatchedWork, asyncio.Future[Any]]]] = {}
     singles: list[PendingWork] = []
     for work, future in group:
@@ -417,7 +417,7 @@ def _run_batch(
     try:
         results = kind.run_batch(transaction, [work for work, _ in batch])
     except Exception as exc:
-        raise _GroupFailed from exc
+        raise GroupFailed from exc
     yield from zip((future for _, future in batch), results, strict=True)
 
 
@@ -426,8 +426,8 @@ def _run_one(transaction: SqliteTransaction, work: Work, future: asyncio.Future[
     try:
         return future, work(transaction)
     except sqlite3.Error as exc:
-        raise _GroupFailed from exc
+        raise GroupFailed from exc
     except Exception as exc:
         if transaction.connection.total_changes != before:
-            raise _GroupFailed from exc
+            raise GroupFailed from exc
         return future, exc

@@ -20,7 +20,7 @@ SELECT owner, agent_id, listing FROM logins WHERE listing IS NOT NULL ORDER BY u
 """
 _TRIM_ATTEMPTS = """
 DELETE FROM login_attempts WHERE owner = ?1 AND attempt_id NOT IN (
-    SELECT attempt_id FROM login_attempts WHERE owner = ?1 ORDER BY expires_at DESC LIMIT ?2
+    SELECT attempt_id FROM login_attempts WHERE owner = ?1 ORDER BY expires_at DESC, attempt_id LIMIT ?2
 )
 """
 _ATTEMPT = "SELECT attempt_id, owner, agent_id, secret, expires_at FROM login_attempts WHERE attempt_id = ?"

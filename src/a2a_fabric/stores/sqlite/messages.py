@@ -66,7 +66,8 @@ FROM inbox_entries WHERE inbox = :inbox
 _EXPIRE = """
 DELETE FROM inbox_entries WHERE entry IN (
     SELECT entry FROM inbox_entries INDEXED BY inbox_entries_expiry
-    WHERE expires_at IS NOT NULL AND expires_at <= :now AND visible_at <= :now LIMIT :limit
+    WHERE expires_at IS NOT NULL AND expires_at <= :now AND visible_at <= :now
+    ORDER BY expires_at, entry LIMIT :limit
 )
 """
 _COUNT_ENTRIES = "SELECT count(*) FROM (SELECT 1 FROM inbox_entries WHERE inbox = ? LIMIT ?)"

@@ -18,7 +18,7 @@ ORDER BY chain, seq LIMIT ?4
 _PRUNE = """
 DELETE FROM receipts WHERE (chain, seq) IN (
     SELECT chain, seq FROM receipts JOIN (SELECT chain, max(seq) AS last FROM receipts GROUP BY chain) USING (chain)
-    WHERE seq < last AND (at < ?1 OR seq <= last - ?2) LIMIT ?3
+    WHERE seq < last AND (at < ?1 OR seq <= last - ?2) ORDER BY chain, seq LIMIT ?3
 )
 """
 

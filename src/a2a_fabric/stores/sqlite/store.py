@@ -66,7 +66,7 @@ _REVISION = "SELECT max(revision) FROM agents"
 _KEYS_REVISION = "SELECT max(revision) FROM keys"
 
 
-class _SqlitePorts:
+class SqlitePorts:
     """All ports over one database. Belongs to the event loop in which it was opened."""
 
     kind: str
@@ -117,7 +117,7 @@ class _SqlitePorts:
         return None
 
 
-class MemoryStore(_SqlitePorts):
+class MemoryStore(SqlitePorts):
     """Nothing outlives the process, and nothing waits: every write is complete before its method yields."""
 
     kind = "memory"
@@ -128,7 +128,7 @@ class MemoryStore(_SqlitePorts):
         super().__init__(connections, MEMORY_ADDRESS, writer, notices, clock)
 
 
-class SqliteStore(_SqlitePorts):
+class SqliteStore(SqlitePorts):
     kind = "sqlite"
 
     def __init__(self, settings: SqliteSettings, connections: SqliteConnections, clock: Callable[[], float]) -> None:

@@ -1,0 +1,141 @@
+"""What the server must offer, checked before the store is used; and the two streams, created by the first node."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.errors import StoreUnusable
+from a2a_fabric.nats.connection import NatsConnection, NatsUnavailable
+from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, build_without_jetstream
+from a2a_fabric.stores.nats.log import JetStream, StreamInfo
+
+_log = logging.getLogger(__name__)
+
+_OLDEST_SERVER = (2, 10)
+_SMALLEST_PAYLOAD = 64 << 10
+_CLUSTER_REPLICAS = 3
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class StreamNames(msgspec.Struct, frozen=True):
+    """The streams and subjects of a store, all under its name."""
+
+    name: str
+
+    @property
+    def log(self) -> str:
+        return f"{self.name}_log"
+
+    @property
+    def log_subject(self) -> str:
+        return f"{self.name}.log"
+
+    @property
+    def snapshots(self) -> str:
+        return f"{self.name}_snapshots"
+
+    @property
+    def snapshots_subject(self) -> str:
+        return f"{self.name}.snapshots"
+
+
+async def check_server(jetstream: JetStream, address: str) -> None:
+    """Raises StoreUnusable, NatsUnavailable, JetStreamRefused."""
+    info = jetstream.connection.server_info
+    version = str(info.get("version", "0"))
+    numbers = _VERSION.match(version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < _OLDEST_SERVER:
+        oldest = ".".join(map(str, _OLDEST_SERVER))
+        raise StoreUnusable(f"{address} is nats-server {version}; the store needs {oldest} or newer", store=address)
+    if int(info.get("max_payload", 0)) < _SMALLEST_PAYLOAD:
+        raise StoreUnusable(
+            f"{address} takes messages of {info.get('max_payload', 0)} bytes only: set `max_payload` of the server to "
+            f"{_SMALLEST_PAYLOAD} or more; 1 MB is usual",
+            store=address,
+        )
+    try:
+        await jetstream.ask("INFO")
+    except NatsUnavailable as exc:
+        if not info.get("jetstream") and "responds" in str(exc):
+            raise build_without_jetstream(address) from exc
+        raise
+
+
+async def find_log(jetstream: JetStream, names: StreamNames) -> StreamInfo | None:
+    """The stream of the log, if there is such a store."""
+    try:
+        return await jetstream.read_info(names.log)
+    except JetStreamRefused as exc:
+        if exc.err_code == STREAM_NOT_FOUND:
+            return None
+        raise
+
+
+async def ensure_streams(
+    jetstream: JetStream, names: StreamNames, replicas: int | None, max_bytes: int | None, address: str
+) -> None:
+    """Create the streams, or give existing ones more replicas. Raises StoreUnusable, and as `JetStream.ask`.
+
+    Without `replicas` there are three in a cluster of three or more servers, else one; never fewer than before.
+    """
+    wanted = replicas or _choose_replicas(jetstream.connection)
+    log_config = {
+        "name": names.log,
+        "description": "the log of an a2a-fabric store: do not change or delete messages",
+        "subjects": [names.log_subject],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",  # a full log refuses writes, and never drops them
+        "max_bytes": max_bytes or -1,
+        "num_replicas": wanted,
+        "deny_delete": True,
+        "compression": "s2",
+    }
+    snapshots_config = {
+        "name": names.snapshots,
+        "description": "snapshots of an a2a-fabric store",
+        "subjects": [f"{names.snapshots_subject}.>"],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",
+        "max_msgs_per_subject": 1,
+        "num_replicas": wanted,
+    }
+    for config in (log_config, snapshots_config):
+        await _ensure_stream(jetstream, config, replicas is not None, address)
+    if wanted == 1 and jetstream.connection.server_info.get("cluster"):
+        _log.warning("%s keeps one replica only: the store stops with the server that holds it", address)
+
+
+async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explicit: bool, address: str) -> None:
+    try:
+        info = await jetstream.read_info(config["name"])
+    except JetStreamRefused as exc:
+        if exc.err_code != STREAM_NOT_FOUND:
+            raise
+        await jetstream.ask(f"STREAM.CREATE.{config['name']}", config, timeout=10.0)
+        return
+    existing = info.config
+    differences = [key for key in ("subjects", "storage", "discard", "retention") if existing.get(key) != config[key]]
+    if differences:
+        raise StoreUnusable(
+            f"{address}: the stream {config['name']} was not made by this program ({', '.join(differences)} differ); "
+            "name another store: nats://HOST/NAME",
+            store=address,
+        )
+    has, wanted = int(existing.get("num_replicas", 1)), int(config["num_replicas"])
+    changed = {"num_replicas": wanted} if wanted > has or (is_explicit and wanted != has) else {}
+    if config.get("max_bytes", -1) > 0 and existing.get("max_bytes") != config["max_bytes"]:
+        changed["max_bytes"] = config["max_bytes"]
+    if changed:
+        await jetstream.ask(f"STREAM.UPDATE.{config['name']}", {**existing, **changed}, timeout=10.0)
+
+
+def _choose_replicas(connection: NatsConnection) -> int:
+    info = connection.server_info
+    servers = len(info.get("connect_urls") or ())
+    return _CLUSTER_REPLICAS if info.get("cluster") and servers >= _CLUSTER_REPLICAS else 1
