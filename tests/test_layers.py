@@ -42,6 +42,7 @@ ARROWS: dict[str, set[str]] = {
         "tools.settings",
         "yamlfile",
     },
+    "coordination": {"core", "jobs", "messages", "registry"},
     "core": set(),
     "demo": {"agent", "authoring", "core", "registry"},
     "doors": {"protocols", "core", "gateway", "identity", "jobs", "messages", "operations", "outbound"},
@@ -56,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "mesh": {"core", "doors", "identity", "outbound", "protocols", "telemetry"},
     "messages": {"core", "jobs"},
     "nats": {"core"},
-    "operations": {"core", "gateway", "graphs", "jobs", "logins", "messages", "registry"},
+    "operations": {"coordination", "core", "gateway", "graphs", "jobs", "logins", "messages", "registry"},
     "outbound": {"core"},
     "node_setup": {
         "config",

@@ -18,6 +18,8 @@ import msgspec
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, read_environment, resolve_env
+from a2a_fabric.coordination.signals import SignalExchange
+from a2a_fabric.coordination.tasks import TaskTranslator
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest, is_imported
 from a2a_fabric.core.call import Principal, compose
@@ -252,8 +254,17 @@ class Fabric:
             max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
         self._build_messaging(registrar)
+        self._signals.connect(self.messages, self.inboxes)
         self.operations = Operations(
-            self.gateway, self.jobs, registrar, self.inboxes, self.messages, self.logins, self.call_history
+            self.gateway,
+            self.jobs,
+            registrar,
+            self.inboxes,
+            self.messages,
+            self.logins,
+            self._task_translator,
+            self._signals,
+            self.call_history,
         )
         self._build_web(stack)
         self._register_settings(reserved)
@@ -621,6 +632,10 @@ class Fabric:
         steps = [*entry_steps, limit(call_limit, self._call_rate)]
         job_steps = [*entry_steps, limit(call_limit)]  # jobs were counted per minute when they were accepted
         guards = [guard_calls(self._guards)] if self._guards else []
+        self._task_translator = TaskTranslator(registry, delegations.node)
+        self._signals = SignalExchange(registry)
+        is_federated = any(isinstance(source, FederationSource) for source in self._sources)
+        team_steps = [self._task_translator.step, self._signals.step] if is_federated else []
         self._proxy_steps = GatedProxySteps(
             steps, lambda manifest: self.runtime_pool.get_live_runtime(manifest).gate, delegations
         )
@@ -645,14 +660,16 @@ class Fabric:
         if self._workers is not None:
             guards.append(self._workers.forward_answers())
         no_fallback = msgspec.structs.replace(config.routing, fallback=False)
-        self._handler_without_fallback = compose([*job_steps, *guards], route_with(Planner(registry, no_fallback)))
-        self._job_handler = compose([*job_steps, *guards], route)
+        self._handler_without_fallback = compose(
+            [*team_steps, *job_steps, *guards], route_with(Planner(registry, no_fallback))
+        )
+        self._job_handler = compose([*team_steps, *job_steps, *guards], route)
 
         self._check_call = compose([authorize_call], route.check)
         return Gateway(
             registry,
             planner,
-            compose([*steps, *guards], route),
+            compose([*team_steps, *steps, *guards], route),
             count_calls=self.runtime_pool.count_calls,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,

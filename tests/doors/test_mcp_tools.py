@@ -30,6 +30,7 @@ OPERATIONS = [
     "fabric_job_status",
     "fabric_job_stream", "fabric_job_result", "fabric_job_list", "fabric_job_cancel", "fabric_job_answer",
     "fabric_job_retry", "fabric_graph_plan", "fabric_graph_run",
+    "fabric_task_send", "fabric_task_get", "fabric_task_update", "fabric_task_cancel", "fabric_signal_send",
     "fabric_message_send", "fabric_message_receive", "fabric_message_acknowledge", "fabric_message_publish",
     "fabric_message_queue_status", "fabric_message_status", "fabric_message_subscribe", "fabric_message_unsubscribe",
     "fabric_message_topics", "fabric_health",

@@ -86,6 +86,8 @@ def requests_about(agent_id: str) -> Iterator[tuple[str, str, Any]]:
         "fabric.message.acknowledge": {**x, "message_ids": [1]},
         "fabric.message.subscribe": {**x, "topic": "orders.new"},
         "fabric.message.publish": {"topic": "orders.new", "from_agent": agent_id},
+        "fabric.task.send": {"request": {"id": "t", "type": "reason", "payload": {}, "routing": {"target": agent_id}}},
+        "fabric.signal.send": {"from": agent_id, "to": agent_id, "type": "error"},
         "fabric.tool.list": {"query": agent_id},
         "fabric.tool.describe": {"tool_id": f"agent.{agent_id}.auditing"},
         "fabric.tool.call": {"tool_id": f"agent.{agent_id}.auditing"},

@@ -175,7 +175,7 @@ async def test_the_attributes_of_a_card_are_on_its_log_lines(tmp_path: Path) -> 
         await node.ask("units", "convert_length", "", context={"miles": 1})
 
         async def is_written() -> bool:
-            return '"attributes":{"team":"survey"}' in node.log.getvalue()
+            return '"attributes":{"agent.name":"units","agent.role":"Converter","team":"survey"}' in node.log.getvalue()
 
         await eventually(is_written)
 

@@ -18,7 +18,16 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from a2a_fabric.core.federation import AgentOrigin, Coordination, Dependencies, Observability, Phrase, Provider
+from a2a_fabric.core.federation import (
+    AgentOrigin,
+    Coordination,
+    Dependencies,
+    Observability,
+    Phrase,
+    Provider,
+    SpanFacts,
+    describe_span,
+)
 from a2a_fabric.core.propagation import UNNAMED_NODE
 from a2a_fabric.core.retry import RetryPolicy
 
@@ -175,6 +184,19 @@ LOGIN_CAPABILITY = Capability(
 )
 
 
+# What every federated agent can do besides its own capabilities, listed or not: see `coordination.task_format`.
+TASK_CAPABILITY = Capability(
+    name="task",
+    title="Standard task",
+    description="Takes a standard task request (id, type, payload, …) and answers with a standard task response.",
+    input_schema={
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "type": {"type": "string"}, "payload": {"type": "object"}},
+        "required": ["id", "type", "payload"],
+    },
+)
+
+
 class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool made from another one."""
 
@@ -308,6 +330,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "auth" in self.endpoint
 
     @property
+    def takes_tasks(self) -> bool:
+        """Whether the node answers standard task requests for it: it is federated, and its capabilities are known."""
+        return self.origin is not None and not self.is_open_ended
+
+    @property
     def is_open_ended(self) -> bool:
         """Whether it may offer capabilities that are not listed here, so that only a call can tell."""
         return not self.capabilities or (len(self.capabilities) == 1 and self.capabilities[0] is LOGIN_CAPABILITY)
@@ -335,13 +362,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return "unknown"
         return None if terms.get("by_operator") is True else str(terms.get("owner") or "unknown")
 
+    def describe_span(self, capability: str) -> SpanFacts | None:
+        """Name and attributes of a call to a capability in traces and logs; None if its card wants no traces."""
+        return describe_span(self.observability, self.agent_id, self.role, capability)
+
     @property
     def label(self) -> str:
         """How an attempt at this agent is named in errors: `percy@node-1`."""
         return f"{self.agent_id}@{self.node_id}"
 
     def find_capability(self, name: str) -> Capability | None:
-        """By its name, however it is written. Signing in is possible, listed or not."""
+        """By its name, however it is written. Signing in and standard tasks are possible, listed or not."""
         for capability in self.capabilities:
             if capability.name == name:
                 return capability
@@ -349,7 +380,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for capability in self.capabilities:
             if normalize_name(capability.name) == normalized:
                 return capability
-        return LOGIN_CAPABILITY if normalized == LOGIN_CAPABILITY.name and self.wants_login else None
+        if normalized == LOGIN_CAPABILITY.name and self.wants_login:
+            return LOGIN_CAPABILITY
+        return TASK_CAPABILITY if normalized == TASK_CAPABILITY.name and self.takes_tasks else None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

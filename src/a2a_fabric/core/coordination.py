@@ -1,20 +1,83 @@
 """Which agents may hand work to which: what the cards of the calling and of the called agent say.
 
 The last entry of a delegation chain says which agent of this node makes the call. If its card has `dependencies`, it
-may call only the agents in `dependencies.agents`; with `coordination.canDelegate: false` it may call none. An agent
-with `coordination.acceptsSubtasks: false` is not called by other agents. Built-in tools are no agents, so all may use
-them.
+may call only the agents in `dependencies.agents` and those to which one of its rules delegates; with
+`coordination.canDelegate: false` it may call none. An agent with `coordination.acceptsSubtasks: false` is not called by
+other agents. Built-in tools are no agents, so all may use them.
+
+A rule whose action names an agent has these effects: `delegate to rosa` allows that, and lets routing hand a request
+with the words of its condition over to Rosa; `never delegate to rosa` refuses it. Every rule, whatever it says, is part
+of the prompt of an agent that is a prompt (`describe_rules`).
 
 As everything about chains, this can only cause a refusal: an agent that does not pass its chain on is not recognised as
 the caller, and is limited by its credentials alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import DelegationRefused
+from a2a_fabric.core.federation import CoordinationRule
 from a2a_fabric.core.propagation import make_chain_entry
+
+_ACTION = re.compile(
+    r"\s*(?P<never>(?:never|do not|don't)\s+)?"
+    r"(?:(?:delegate|hand\s?over|hand\s?off)(?:\s+(?:it|this))?\s+to|ask|call)\s+(?:the agent\s+)?"
+    r"['\"@]?(?P<agent>[a-z0-9][a-z0-9._/-]*?)['\"]?\s*[.!]?\s*",
+    re.IGNORECASE,
+)
+
+
+class RuleTarget(NamedTuple):
+    """The agent that the action of a rule names, and whether the rule forbids work to be handed to it."""
+
+    agent_id: str
+    is_forbidden: bool
+
+
+def find_rule_target(rule: CoordinationRule) -> RuleTarget | None:
+    """None for an action that is a sentence for people and models."""
+    match = _ACTION.fullmatch(rule.action)
+    return None if match is None else RuleTarget(match["agent"], match["never"] is not None)
+
+
+def list_rules(manifest: Manifest) -> tuple[CoordinationRule, ...]:
+    return () if manifest.coordination is None else manifest.coordination.rules
+
+
+def find_refusal_of_delegation(caller: Manifest | None, target: Manifest, *, is_declared: bool = False) -> str | None:
+    """Why one agent may not hand work to another, as their cards say; None if it may.
+
+    `caller` is None for an agent whose card limits nothing. `is_declared`: the card of the calling agent has to name
+    the other one; without it, a card that says nothing about other agents limits nothing.
+    """
+    if target.coordination is not None and not target.coordination.accepts_subtasks:
+        return f"Agent '{target.agent_id}' accepts no work from other agents"
+    if caller is None:
+        return None
+    if caller.coordination is not None and not caller.coordination.can_delegate:
+        return f"Agent '{caller.agent_id}' may not hand work to other agents"
+    named = [each for each in map(find_rule_target, list_rules(caller)) if each is not None]
+    if any(each.is_forbidden and each.agent_id == target.agent_id for each in named):
+        return f"Agent '{caller.agent_id}' may not call '{target.agent_id}': a rule of its card forbids it"
+    is_named = any(not each.is_forbidden and each.agent_id == target.agent_id for each in named)
+    declared = () if caller.dependencies is None else caller.dependencies.agents
+    if (caller.dependencies is not None or is_declared) and not is_named and target.agent_id not in declared:
+        return f"Agent '{caller.agent_id}' may not call '{target.agent_id}': it is not in its dependencies"
+    return None
+
+
+def describe_rules(manifest: Manifest) -> str:
+    """What the prompt of an agent says about its work with others; empty if its card says nothing."""
+    lines = [f"- If {rule.condition.strip().rstrip('.')}: {rule.action.strip()}" for rule in list_rules(manifest)]
+    if manifest.coordination is not None and not manifest.coordination.can_delegate:
+        lines.append("- Do not hand work to other agents.")
+    elif manifest.dependencies is not None and manifest.dependencies.agents:
+        lines.append(f"- You may hand work to these agents only: {', '.join(manifest.dependencies.agents)}.")
+    return "\n".join(lines)
 
 
 class CoordinationGuard:
@@ -30,17 +93,10 @@ class CoordinationGuard:
         """Raises DelegationRefused."""
         if target.is_tool or not chain[-1].startswith(f"{self._node}/"):
             return
-        if target.coordination is not None and not target.coordination.accepts_subtasks:
-            raise _refuse(f"Agent '{target.agent_id}' accepts no work from other agents", chain)
         caller = self._find_caller(chain[-1])
-        if caller is None:
-            return
-        if caller.coordination is not None and not caller.coordination.can_delegate:
-            raise _refuse(f"Agent '{caller.agent_id}' may not hand work to other agents", chain)
-        if caller.dependencies is not None and target.agent_id not in caller.dependencies.agents:
-            raise _refuse(
-                f"Agent '{caller.agent_id}' may not call '{target.agent_id}': it is not in its dependencies", chain
-            )
+        reason = find_refusal_of_delegation(caller, target)
+        if reason is not None:
+            raise DelegationRefused(reason, "COORDINATION", chain)
 
     def _find_caller(self, entry: str) -> Manifest | None:
         agents = self._list_agents()
@@ -49,7 +105,3 @@ class CoordinationGuard:
             self._callers = {make_chain_entry(self._node, each.agent_id): each for each in limited}
             self._agents = agents
         return self._callers.get(entry)
-
-
-def _refuse(reason: str, chain: Sequence[str]) -> DelegationRefused:
-    return DelegationRefused(reason, "COORDINATION", chain)

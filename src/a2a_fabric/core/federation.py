@@ -6,7 +6,7 @@ written in both as cards write them, in camel case."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,7 @@ from msgspec import Meta
 Phrase = Annotated[str, Meta(min_length=1, max_length=200)]
 RelativePath = Annotated[str, Meta(min_length=1, max_length=1024)]
 RuleScope = Literal["domain", "global"]
+_MAX_SPAN_NAME = 256  # characters
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,12 +54,46 @@ class Observability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     attributes: Annotated[dict[str, str], Meta(description="Attributes of each span and log line.")] = {}
 
 
+_NO_OBSERVABILITY = Observability()
+
+
+class SpanFacts(NamedTuple):
+    """How a call to an agent is named and described in traces and logs."""
+
+    name: str
+    attributes: dict[str, str]
+
+
+def describe_span(observability: Observability | None, agent_id: str, role: str, operation: str) -> SpanFacts | None:
+    """None if the card says that calls to its agent are not traced. What the card says wins over its name and role."""
+    card = observability or _NO_OBSERVABILITY
+    if not card.trace_enabled:
+        return None
+    name = card.span_name.replace("{agent}", agent_id).replace("{operation}", operation)
+    own = {"agent.name": agent_id, **({"agent.role": role} if role else {})}
+    return SpanFacts(name[:_MAX_SPAN_NAME], {**own, **card.attributes})
+
+
 class CoordinationRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule for work that involves several agents."""
 
-    condition: Annotated[str, Meta(min_length=1, max_length=2000, description="When the rule applies.")]
-    action: Annotated[str, Meta(min_length=1, max_length=2000, description="What happens then.")]
-    scope: Annotated[RuleScope, Meta(description="domain: this agent's subject. global: everything.")] = "domain"
+    condition: Annotated[
+        str,
+        Meta(min_length=1, max_length=2000, description="When the rule applies: words of a request, or a sentence."),
+    ]
+    action: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=2000,
+            description="What happens then: `delegate to AGENT`, `never delegate to AGENT`, or a sentence for the "
+            "agent's prompt.",
+        ),
+    ]
+    scope: Annotated[
+        RuleScope,
+        Meta(description="domain: requests that words brought to this agent. global: every request to it."),
+    ] = "domain"
 
 
 class Coordination(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -35,6 +35,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 1.0
     factor: Annotated[float, Meta(ge=1, le=10, description="Factor by which each further pause grows.")] = 2.0
     max_pause_seconds: Annotated[float, Meta(ge=0, description="Longest pause.")] = 60.0
+    backoff: Annotated[
+        Literal["exponential", "linear"],
+        Meta(
+            description="exponential: each pause is `factor` times the last one. linear: it is `pause_seconds` longer."
+        ),
+    ] = "exponential"
 
 
 def compute_retry_pause(
@@ -48,8 +54,8 @@ def compute_retry_pause(
         return max(error.retry_after, policy.pause_seconds) * (0.5 + jitter)
     if attempt >= policy.max_attempts or not may_retry(error, may_repeat=may_repeat):
         return None
-    pause = min(policy.pause_seconds * policy.factor ** (attempt - 1), policy.max_pause_seconds)
-    return pause * (0.5 + jitter)
+    growth = attempt if policy.backoff == "linear" else policy.factor ** (attempt - 1)
+    return min(policy.pause_seconds * growth, policy.max_pause_seconds) * (0.5 + jitter)
 
 
 def may_retry(error: FabricError, *, may_repeat: bool) -> bool:

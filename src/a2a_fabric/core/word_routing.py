@@ -16,13 +16,23 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from a2a_fabric.core.agent import HEALTH_RANK, Status
+from a2a_fabric.core.agent import HEALTH_RANK, Manifest, Status
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.capability_choice import choose_unnamed_capability
+from a2a_fabric.core.coordination import find_refusal_of_delegation, find_rule_target, list_rules
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.federation import WordRouting
+from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.core.word_index import Found, PhraseTable, WordIndex, list_trigger_phrases
-from a2a_fabric.core.words import MAX_PHRASE_WORDS, MAX_TEXT, Word, fold_phrase, measure_phrase, split_words
+from a2a_fabric.core.words import (
+    MAX_PHRASE_WORDS,
+    MAX_TEXT,
+    Word,
+    contains_phrase,
+    fold_phrase,
+    measure_phrase,
+    split_words,
+)
 
 MatchKind = Literal["name", "skill", "trigger", "signal"]
 
@@ -157,9 +167,43 @@ class WordRouter:
             return None
         best = candidates[0]
         reason = f"'{best.agent_id}' answers, because {best.why[0]}."
-        return WordRoute(
+        route = WordRoute(
             agent_id=best.agent_id, capability=best.capability, reason=reason, candidates=tuple(candidates)
         )
+        return self.apply_rules(route, text, is_by_words=True)
+
+    def apply_rules(self, route: WordRoute, text: str, *, is_by_words: bool) -> WordRoute:
+        """The route to the agent to which a rule of the chosen agent's card hands such requests; else the same route.
+
+        Only along the cards of both agents, once, and never to an agent that words may not choose.
+        """
+        manifest = self._index.manifests.get(route.agent_id or "")
+        if manifest is None:
+            return route
+        for rule in list_rules(manifest):
+            target = find_rule_target(rule)
+            if target is None or target.is_forbidden or (rule.scope == "domain" and not is_by_words):
+                continue
+            delegate, phrase = self._index.manifests.get(target.agent_id), fold_phrase(rule.condition)
+            is_meant = bool(phrase) and contains_phrase(split_words(text), phrase)
+            if not is_meant or delegate is None or not self._may_take_over(manifest, delegate):
+                continue
+            capability = _choose_capability(delegate, text)
+            if capability is not None:
+                why = f"'{manifest.agent_id}' hands requests with '{phrase[:_MAX_SHOWN]}' over to it"
+                chosen = RouteCandidate(agent_id=delegate.agent_id, capability=capability, score=100, why=(why,))
+                others = (each for each in route.candidates if each.agent_id != delegate.agent_id)
+                return WordRoute(
+                    agent_id=delegate.agent_id,
+                    capability=capability,
+                    reason=f"'{delegate.agent_id}' answers, because {why}.",
+                    candidates=(chosen, *others)[:MAX_CANDIDATES],
+                )
+        return route
+
+    def _may_take_over(self, manifest: Manifest, delegate: Manifest) -> bool:
+        may_answer = may_answer_unnamed(delegate, self._caller)
+        return may_answer and find_refusal_of_delegation(manifest, delegate) is None
 
     def find_switch(self, text: str) -> SwitchCommand | None:
         """The agent that the caller wants to talk to from now on, if the request says so."""
@@ -262,11 +306,8 @@ class WordRouter:
         manifest = self._index.manifests[evidence.agent_id]
         capability = self._find_capability(evidence)
         if capability is None and is_best:
-            try:
-                capability = choose_unnamed_capability(
-                    manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=True
-                ).capability.name
-            except BadInput:
+            capability = _choose_capability(manifest, text)
+            if capability is None:
                 return None
         why = tuple(dict.fromkeys(_explain(kind, phrase) for kind, phrase in _sort_matches(evidence.matches)))
         return RouteCandidate(
@@ -296,6 +337,15 @@ class WordRouter:
             if agents:
                 return min(agents)
         return None
+
+
+def _choose_capability(manifest: Manifest, text: str) -> str | None:
+    """None if the words may choose none of the agent's capabilities."""
+    try:
+        choice = choose_unnamed_capability(manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=True)
+    except BadInput:
+        return None
+    return choice.capability.name
 
 
 def make_no_fit_reason(nearest: Iterable[str]) -> str:

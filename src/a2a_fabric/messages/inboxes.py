@@ -76,6 +76,16 @@ class Inboxes:
 
     async def send(self, principal: Principal, recipient: Party, draft: InboxDraft) -> PostResult:
         """Put a message into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if it is full."""
+        if draft.sender is not None:
+            self.check_sender(principal, draft.sender)
+        return await self.send_from_agent(principal, recipient, draft)
+
+    def check_sender(self, principal: Principal, sender: Party) -> None:
+        """Raises Forbidden if the caller may not speak for this sender."""
+        self._senders.check(principal, sender, "from_agent")
+
+    async def send_from_agent(self, principal: Principal, recipient: Party, draft: InboxDraft) -> PostResult:
+        """As `send`, for code of the node: the sender is an agent that answered this caller."""
         check_send(principal, recipient.id, self._find_agent(recipient.id))
         new_message = self._build_message(principal, draft, (recipient,))
         if await self._depths.estimate(recipient.inbox) >= self._settings.inbox_size:
@@ -97,6 +107,8 @@ class Inboxes:
         Raises Forbidden, Conflict.
         """
         check_publish(principal, topic)
+        if draft.sender is not None:
+            self.check_sender(principal, draft.sender)
         new_message, inbox_size = self._build_message(principal, draft, ()), self._settings.inbox_size
         return self._announce(await retry_store_call(self._store.publish, topic, new_message, most=inbox_size))
 
@@ -173,8 +185,6 @@ class Inboxes:
 
     def _build_message(self, principal: Principal, draft: InboxDraft, recipients: tuple[Party, ...]) -> NewMessage:
         sender = draft.sender or Party(id=self._senders.party_of(principal).id)
-        if draft.sender is not None:
-            self._senders.check(principal, sender, "from_agent")
         return NewMessage(
             message_id=new_message_id(),
             conversation_id=draft.conversation_id or derive_conversation_id(owner_from_principal(principal), draft.key),

@@ -100,7 +100,8 @@ class RequestRouting:
 
     async def resolve(self, principal: Principal, text: str, conversation_id: str | None) -> Destination:
         """Where a request goes: a switch command and an earlier switch decide before its words do."""
-        switch = (await self.find_router(principal)).find_switch(text)
+        router = await self.find_router(principal)
+        switch = router.find_switch(text)
         last_id = None
         if switch is None:
             state = await self._conversations.read_state(principal, conversation_id)
@@ -109,7 +110,10 @@ class RequestRouting:
         else:
             text, held_id, why = switch.rest, switch.agent_id, "you switched to it"
         held = None if held_id is None else self._registry.get_for(principal, held_id)
-        route = await self.route(principal, text, last_id) if held is None else self.route_to(held, text, why)
+        if held is None:
+            route = await self.route(principal, text, last_id)
+        else:
+            route = router.apply_rules(self.route_to(held, text, why), text, is_by_words=False)
         return Destination(route=route, text=text, switch=switch)
 
     async def choose_agent(self, principal: Principal, text: str, conversation_id: str | None) -> AgentChoice:
@@ -165,7 +169,7 @@ class RequestRouting:
         ):
             manifest = None if agent_id is None else self._registry.get_for(principal, agent_id)
             if manifest is not None:
-                return self.route_to(manifest, text, why, hits)
+                return router.apply_rules(self.route_to(manifest, text, why, hits), text, is_by_words=False)
         candidates = tuple(_candidate_from_hit(hit) for hit in hits[:MAX_CANDIDATES])
         reason = make_no_fit_reason(each.agent_id for each in candidates)
         return WordRoute(agent_id=None, capability=None, reason=reason, candidates=candidates)

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.coordination.signals import SignalExchange
+from a2a_fabric.coordination.tasks import StandardTasks, TaskTranslator
 from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.propagation import Trace
@@ -22,6 +24,7 @@ from a2a_fabric.messages.messages import Messages
 from a2a_fabric.messages.requests import RequestConversations
 from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
 from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
+from a2a_fabric.operations.coordination import CoordinationOperations
 from a2a_fabric.operations.graphs import GraphOperations
 from a2a_fabric.operations.history import HistoryOperations
 from a2a_fabric.operations.jobs import JobOperations
@@ -42,6 +45,8 @@ class Operations:
         inboxes: Inboxes,
         messages: Messages,
         logins: Logins,
+        translator: TaskTranslator,
+        signals: SignalExchange,
         history: CallHistoryPort | None = None,
     ) -> None:
         calls = CallOperations(gateway, jobs)
@@ -60,6 +65,7 @@ class Operations:
             RegistrationOperations(gateway, registrar),
             JobOperations(jobs),
             graph_operations,
+            CoordinationOperations(StandardTasks(translator, gateway.registry, jobs), signals, inboxes),
             MessageOperations(inboxes, messages),
             HealthOperations(gateway),
             self._tools,

@@ -27,6 +27,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 MCP_CONFIG_FILE = ".mcp.json"
 _MAX_CONFIG_BYTES = 256 * 1024
 _CONNECT_TIMEOUT = 2.0
+_SERVER = "the MCP server"
 _PORTS = {"http": 80, "https": 443}
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\}")
 
@@ -119,7 +120,8 @@ class DependentRuntime:
         missing, degraded = await self._check(call.target.capability)
         if missing:
             message = OperatorText(f"The agent needs {missing[0]}", f"The agent needs {missing[0].public}")
-            raise AgentOffline(message, agent_id=self.manifest.agent_id)
+            needs = "mcp" if missing[0].public.startswith(_SERVER) else "knowledge"
+            raise AgentOffline(message, agent_id=self.manifest.agent_id, needs=needs)
         notes = tuple(f"degraded: without {each.public}" for each in degraded)
         return add_notes(await self._runtime(call, emit), notes)
 
@@ -155,7 +157,7 @@ class DependentRuntime:
                 servers.get(dependency.name), self._folder, self._environ, self._granted
             )
             if problem is not None:
-                name = f"the MCP server '{dependency.name}'"
+                name = f"{_SERVER} '{dependency.name}'"
                 (missing if dependency.required else degraded).append(OperatorText(f"{name}: {problem}", name))
         return missing, degraded
 

@@ -23,6 +23,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.federation import SpanFacts
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.propagation import Trace, current_trace, new_id
 from a2a_fabric.core.result import Result
@@ -58,6 +59,7 @@ class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     used: str | None = None
     fallback_reason: str | None = None
     http_status: int | None = None
+    span: str | None = None
     attributes: dict[str, str] | None = None
     input: object = None
     output: object = None
@@ -453,8 +455,8 @@ class Telemetry:
             fields["streaming"] = True
         fields["status"] = "completed"
         manifest = self._find_agent(target.agent_id)
-        if (attributes := _find_attributes(manifest)) is not None:
-            fields["attributes"] = attributes
+        if (span := _find_span(manifest, target.capability)) is not None:
+            fields["span"], fields["attributes"] = span
         tally = self.metrics.get_tally(manifest, target.capability, None)
         return CallTemplate(tally, msgspec.json.encode(fields).decode()[1:-1])
 
@@ -469,6 +471,7 @@ class Telemetry:
     ) -> None:
         trace = call.trace
         fallback = result.fallback if result is not None else None
+        span = _find_span(self._find_agent(call.target.agent_id), call.target.capability)
         self.log.write(
             CallLogEntry(
                 time=timestamp(),
@@ -484,7 +487,8 @@ class Telemetry:
                 status="failed" if code else "completed",
                 error_code=code,
                 error=message and message[:_MAX_ERROR_CHARS],
-                attributes=_find_attributes(self._find_agent(call.target.agent_id)),
+                span=None if span is None else span.name,
+                attributes=None if span is None else span.attributes,
                 duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=None if fallback is None else fallback.used,
@@ -516,10 +520,11 @@ class Telemetry:
         )
 
 
-def _find_attributes(manifest: Manifest | None) -> dict[str, str] | None:
-    """What the agent's card wants on each of its log lines."""
-    observability = None if manifest is None else manifest.observability
-    return observability.attributes or None if observability is not None and observability.trace_enabled else None
+def _find_span(manifest: Manifest | None, capability: str) -> SpanFacts | None:
+    """What the agent's card wants on each of its log lines; None for an agent whose card says nothing about that."""
+    if manifest is None or manifest.observability is None:
+        return None
+    return manifest.describe_span(capability[:128])
 
 
 def _level(code: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The system prompt of an agent for Claude Code: its instructions, its personality, and what it knows.
+"""The system prompt of an agent for Claude Code: its instructions, what its card says of it, and what it knows.
 
 An agent with instructions alone gets its own file. With more, the texts are joined in a file of the runtime, because
 they may be too long for an argument. Knowledge is the Markdown of the agent's knowledge folder and of its personal
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 INSTRUCTIONS_FILE = "CLAUDE.md"
@@ -19,12 +19,14 @@ _MAX_FILES = 1000
 
 
 class SystemPrompt:
-    """`folders` are those of the knowledge, the agent's own first."""
+    """`sections` are texts of the card by heading; `folders` are those of the knowledge, the agent's own first."""
 
-    def __init__(self, root: Path, instructions: str | None, personality: str, folders: Iterable[Path]) -> None:
+    def __init__(
+        self, root: Path, instructions: str | None, sections: Mapping[str, str], folders: Iterable[Path]
+    ) -> None:
         self._root = root
         self._instructions = root / (instructions or INSTRUCTIONS_FILE)
-        self._personality = personality
+        self._sections = {heading: text for heading, text in sections.items() if text}
         self._folders = tuple(folders)
         self._written: Path | None = None
 
@@ -36,11 +38,10 @@ class SystemPrompt:
     def find_file(self) -> Path | None:
         """The file of the whole prompt; None if there is nothing to say. Reads files, so call it in a thread."""
         knowledge = "".join(self._render_knowledge())
-        if not knowledge and not self._personality:
+        if not knowledge and not self._sections:
             return self._instructions if self._instructions.is_file() else None
         parts = [_read_text(self._instructions)]
-        if self._personality:
-            parts.append(f"# Personality\n\n{self._personality}\n")
+        parts += [f"# {heading}\n\n{text}\n" for heading, text in self._sections.items()]
         if knowledge:
             parts.append(f"# Knowledge\n\n{knowledge}")
         text = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"

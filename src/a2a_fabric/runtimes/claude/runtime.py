@@ -25,6 +25,7 @@ from a2a_fabric.core.call import (
     ignore_event,
     parts_from_input,
 )
+from a2a_fabric.core.coordination import describe_rules
 from a2a_fabric.core.errors import AgentBusy, AgentOffline
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_environment, format_traceparent
@@ -128,7 +129,7 @@ class ClaudeRuntime:
         self._prompt = SystemPrompt(
             program.cwd,
             endpoint.instructions,
-            manifest.personality,
+            {"Personality": manifest.personality, "Work with other agents": describe_rules(manifest)},
             # A folder without a card keeps its knowledge for its instructions to name.
             (*((own_knowledge,) if manifest.origin is not None else ()), *((overlay,) if overlay is not None else ())),
         )
