@@ -26,7 +26,7 @@ from a2a_fabric.core.call import Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
-from a2a_fabric.core.guards import GuardSettings
+from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSettings
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.pending_questions import ContinuationSeal
@@ -73,6 +73,7 @@ from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.protocols.mcp.apps import find_ui_uri
+from a2a_fabric.protocols.mcp.guarded_provider import GuardedProvider
 from a2a_fabric.protocols.mcp.runtime_ports import (
     OffersPromptsAndResources,
     OffersTunnel,
@@ -98,7 +99,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
 from a2a_fabric.steps.entry import CallRateLimit, authorize, limit, observe, record_receipts
-from a2a_fabric.steps.guard import ActiveGuard, guard_calls
+from a2a_fabric.steps.guard import guard_calls
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
@@ -148,7 +149,7 @@ class Fabric:
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
         self.active_policy = ActivePolicy(self.config.policy)
-        self._guards = [_build_guard(settings) for settings in self.config.guards]
+        self._guards = Guards([_build_guard(settings) for settings in self.config.guards])
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
@@ -170,8 +171,7 @@ class Fabric:
                 self.call_history.start()
                 stack.push_async_callback(self.call_history.aclose)  # as well
             await self._stored_keys.load()
-            for guard in self._guards:
-                stack.push_async_callback(guard.aclose)
+            stack.push_async_callback(self._guards.aclose)
             await self._login_listings.load_recent()
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
@@ -540,7 +540,7 @@ class Fabric:
             return None
         if self._receipt_writer is not None:  # a receipt names the result
             return None
-        if any(guard.concerns(manifest.agent_id) for guard in self._guards):
+        if self._guards.concern(manifest.agent_id):
             return None
         live_runtime = self.runtime_pool.get_live_runtime(manifest)
         if isinstance(live_runtime.runtime, PerPrincipalRuntime):
@@ -551,6 +551,12 @@ class Fabric:
         return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
 
     def _find_prompts_and_resources(self, agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:
+        provider = self._find_provider(agent_id, principal)
+        if provider is None or not self._guards.concern(agent_id):
+            return provider
+        return GuardedProvider(provider, agent_id, self._guards)
+
+    def _find_provider(self, agent_id: str, principal: Principal | None) -> PromptResourceProvider | None:
         runtime = self.runtime_pool.find_runtime(agent_id) or self._load_user_interfaces(agent_id)
         if isinstance(runtime, PerPrincipalRuntime):
             owner = None if principal is None else find_login_owner(principal)
@@ -716,6 +722,7 @@ class Fabric:
             metrics.count_message_sent,
             self.config.limits.share_per_caller,
             lambda agent_id: self.registry.catalog.is_discovered(agent_id),
+            self._guards,
         )
         self.inboxes = Inboxes(
             message_store,
@@ -727,6 +734,7 @@ class Fabric:
             on_sent=metrics.count_message_sent,
             on_received=metrics.count_messages_received,
             waiting_requests=self._streams,
+            guards=self._guards,
         )
 
     def _find_capability(self, agent_id: str, name: str) -> Capability | None:

@@ -10,18 +10,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
-from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.errors import ConfigError, UpstreamRefused
 from tests.fixtures import guards as own_guards
 from tests.fixtures.mcp_client import client, words
+from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.marks import requirement
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"
 HALVES = KEY[:9], KEY[9:]
+TOKEN = "ghp_" + "a1B2" * 9
 
 
 def leaky() -> tuple[Agent, list[Any]]:
@@ -138,6 +142,121 @@ async def test_a_guard_concerns_the_agents_that_it_names() -> None:
         await node.operation("fabric.tool.math.calculate", {"expression": "1"})
         seen = [(each.phase, each.agent_id, each.capability, each.principal_id) for each in own_guards.SEEN]
         assert seen == [("arguments", "leaky", "ask", "psk"), ("result", "leaky", "ask", "psk")]
+
+
+async def test_an_error_of_the_agent_is_guarded_as_its_result_is() -> None:
+    agent = Agent("failing")
+
+    @agent.capability
+    async def fail(task: str = "") -> dict[str, Any]:
+        raise UpstreamRefused(f"no access with {KEY}", key=KEY)
+
+    async with running(agent, config=guard("secrets")) as node:
+        refused = await node.ask("failing", "fail", "x")
+        assert refused["error_code"] == "UPSTREAM_ERROR"
+        assert "no access with [redacted AWS key]" in refused["error"]
+        assert KEY not in json.dumps(refused) + node.log.getvalue()
+    async with running(agent, config=guard("secrets", options={"action": "refuse"})) as node:
+        refused = await node.ask("failing", "fail", "x")
+        assert (refused["error_code"], refused["error_details"]["guard"]) == ("AUTH_DENIED", "g")
+
+
+def make_server() -> MCPServer[Any]:
+    """A server whose prompt repeats what it gets, and whose resource holds a secret."""
+    server: MCPServer[Any] = MCPServer("shelf")
+
+    @server.prompt()
+    def repeat(text: str) -> str:
+        return f"{text} and {KEY}"
+
+    @server.resource("note://secret")
+    def note() -> str:
+        return f"the key is {KEY}"
+
+    @server.tool()
+    def nothing() -> str:
+        return "nothing"
+
+    return server
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_prompts_and_resources_pass_the_guards(mode: str) -> None:
+    own_guards.SEEN.clear()
+    guards = [
+        {"name": "watch", "kind": "tests.fixtures.guards:watch"},
+        {"name": "g", "kind": "secrets"},
+    ]
+    async with serving(make=make_server) as server:
+        manifests = [{"agent_id": "shelf", "runtime": "mcp", "endpoint": {"uri": server.url}}]
+        async with running(manifests=manifests, config={"guards": guards}) as node:
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                await node.fabric.registry.unasked.wait()
+            for path in ("/mcp", "/agents/shelf/mcp"):
+                async with client(node, mode, path=path) as connected:
+                    [prompt] = (await connected.list_prompts()).prompts
+                    answered = await connected.get_prompt(prompt.name, {"text": TOKEN})
+                    assert "[redacted GitHub token] and [redacted AWS key]" in str(answered)
+                    [uri] = [each.uri for each in (await connected.list_resources()).resources if "secret" in each.uri]
+                    read = await connected.read_resource(uri)
+                    assert "the key is [redacted AWS key]" in str(read)
+                    assert KEY not in str(answered) + str(read)
+    seen = {(each.phase, each.agent_id, each.capability) for each in own_guards.SEEN}
+    methods = ("prompts/get", "resources/read")
+    assert {(phase, "shelf", method) for phase in ("arguments", "result") for method in methods} <= seen
+
+
+async def test_a_refused_prompt_is_not_asked_for() -> None:
+    async with serving(make=make_server) as server:
+        manifests = [{"agent_id": "shelf", "runtime": "mcp", "endpoint": {"uri": server.url}}]
+        config = guard("secrets", options={"action": "refuse"})
+        async with running(manifests=manifests, config=config) as node:
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                await node.fabric.registry.unasked.wait()
+            async with client(node, "2026-07-28") as connected:
+                [prompt] = (await connected.list_prompts()).prompts
+                with pytest.raises(MCPError, match="refused by guard 'g'"):
+                    await connected.get_prompt(prompt.name, {"text": TOKEN})
+                with pytest.raises(MCPError, match="withheld by guard 'g'"):
+                    await connected.get_prompt(prompt.name, {"text": "x"})
+
+
+async def test_messages_pass_the_guards_before_they_are_stored() -> None:
+    async with guarded("secrets") as (node, asked):
+        await node.operation("fabric.message.subscribe", {"agent_id": "psk", "topic": "news"})
+        sent = await node.operation("fabric.message.send", {"to_agent": "psk", "payload": f"use {KEY}"})
+        assert sent["result"]["notes"] == ["Guard 'g' changed the arguments: redacted AWS key"]
+        published = await node.operation("fabric.message.publish", {"topic": "news", "message": {"note": KEY}})
+        assert published["ok"], published
+        received = json.dumps(await node.operation("fabric.message.receive", {"agent_id": "psk"}))
+        assert received.count("[redacted AWS key]") == 2
+        assert "Guard 'g' changed the arguments: redacted AWS key" in received
+        assert KEY not in received
+        to_agent = {
+            "recipient": {"id": "leaky", "type": "agent"},
+            "capability": "ask",
+            "parts": [{"type": "text", "content": f"tell {KEY}"}],
+        }
+        posted = await node.send("POST", "/v1/messages", json=to_agent)
+        assert posted.status == 201, posted.body
+        assert KEY.encode() not in posted.body
+
+        async def has_asked() -> bool:
+            return bool(asked)
+
+        await eventually(has_asked)
+        assert asked == ["tell [redacted AWS key]"]
+
+
+async def test_a_refused_message_is_not_stored() -> None:
+    async with guarded("secrets", agents=["reader"], options={"action": "refuse"}) as (node, _):
+        refused = await node.operation("fabric.message.send", {"to_agent": "reader", "payload": KEY})
+        assert (refused["error_code"], refused["error_details"]["guard"]) == ("AUTH_DENIED", "g")
+        assert (await node.operation("fabric.message.send", {"to_agent": "psk", "payload": KEY}))["ok"]
+        assert (await node.operation("fabric.message.publish", {"topic": "news", "message": KEY}))["ok"]
+        await node.operation("fabric.message.subscribe", {"agent_id": "reader", "topic": "news"})
+        refused = await node.operation("fabric.message.publish", {"topic": "news", "message": KEY})
+        assert refused["error_code"] == "AUTH_DENIED"  # one of those who would read it is guarded
 
 
 async def test_an_http_guard_decides() -> None:

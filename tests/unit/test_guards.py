@@ -10,21 +10,16 @@ import pytest
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.guards import (
-    GuardRequest,
-    GuardVerdict,
-    read_arguments,
-    read_result,
-    replace_arguments,
-    replace_result,
-)
+from a2a_fabric.core.guards import ActiveGuard, GuardRequest, GuardSettings, GuardVerdict
 from a2a_fabric.core.injection_marks import find_marks
 from a2a_fabric.core.result import OriginalMessage, Part, Result
 from a2a_fabric.guards import secrets
+from a2a_fabric.steps.guard import read_arguments, read_result, replace_arguments, replace_result
 from tests.unit.made import call as made_call
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"
 TOKEN = "ghp_" + "a1B2" * 9
+GUARD = ActiveGuard(GuardSettings(name="g", kind="secrets"), secrets.build({}))
 MODEL_KEY = "sk-" + "proj-" + "a1B2" * 8
 
 
@@ -89,16 +84,16 @@ def test_long_text_that_nearly_matches_takes_no_longer_than_other_text() -> None
 def test_a_payload_holds_all_of_a_call_and_of_a_result() -> None:
     call = made_call()
     call_with_more = replace_arguments(
-        call, {"task": "t", "context": {"a": 1}, "attachments": [{"type": "data", "content": "x"}]}
+        call, {"task": "t", "context": {"a": 1}, "attachments": [{"type": "data", "content": "x"}]}, GUARD
     )
     assert call_with_more.input.attachments == (Attachment(type="data", content="x"),)
-    assert replace_arguments(call_with_more, read_arguments(call_with_more)) == call_with_more
+    assert replace_arguments(call_with_more, read_arguments(call_with_more), GUARD) == call_with_more
     original = OriginalMessage(protocol="mcp", content={"text": KEY})
     result = Result(data={"a": 1}, parts=(Part(kind="text", text=KEY),), original=original)
-    assert replace_result(result, read_result(result)) == result
+    assert replace_result(result, read_result(result), GUARD) == result
     verdict = check(read_result(result))
     assert verdict.payload is not None
-    assert KEY not in str(replace_result(result, verdict.payload))
+    assert KEY not in str(replace_result(result, verdict.payload, GUARD))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.guards import Guards
 from a2a_fabric.core.job import NORMAL
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.message import Delivery, InboxStatus, NewMessage, Party, PostResult, new_message_id
@@ -27,6 +28,7 @@ from a2a_fabric.core.result import Part
 from a2a_fabric.core.stores import ChangeNotices, MessageStore, call_store, inbox_topic, retry_store_call
 from a2a_fabric.core.tasks import prune_forever
 from a2a_fabric.messages.conversations import ConversationSignals, Senders, derive_conversation_id
+from a2a_fabric.messages.guarding import MessageContent, guard_message
 from a2a_fabric.messages.settings import MessageSettings
 
 _RECOUNT_AFTER = 1.0
@@ -62,6 +64,7 @@ class Inboxes:
         on_sent: Callable[[], None] = lambda: None,
         on_received: Callable[[int], None] = lambda number: None,
         waiting_requests: FairLimit | None = None,
+        guards: Guards | None = None,
     ) -> None:
         self._store = store
         self._notices = notices
@@ -73,6 +76,7 @@ class Inboxes:
         self._on_received = on_received
         self._waiting_requests = waiting_requests or FairLimit("requests that wait", 1 << 30)
         self._depths = _InboxDepths(store)
+        self._guards = guards or Guards()
 
     async def send(self, principal: Principal, recipient: Party, draft: InboxDraft) -> PostResult:
         """Put a message into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if it is full."""
@@ -87,6 +91,7 @@ class Inboxes:
     async def send_from_agent(self, principal: Principal, recipient: Party, draft: InboxDraft) -> PostResult:
         """As `send`, for code of the node: the sender is an agent that answered this caller."""
         check_send(principal, recipient.id, self._find_agent(recipient.id))
+        draft = await self._guard(principal, (recipient.id,), "message.send", draft)
         new_message = self._build_message(principal, draft, (recipient,))
         if await self._depths.estimate(recipient.inbox) >= self._settings.inbox_size:
             raise RateLimited(f"The inbox of {recipient.inbox[:128]} is full; try again later", _RETRY_AFTER)
@@ -109,6 +114,10 @@ class Inboxes:
         check_publish(principal, topic)
         if draft.sender is not None:
             self.check_sender(principal, draft.sender)
+        if self._guards:
+            inboxes = await retry_store_call(self._store.list_subscribers, topic)
+            readers = (f"topic:{topic}", *(inbox.partition(":")[2] for inbox in inboxes))
+            draft = await self._guard(principal, readers, "message.publish", draft)
         new_message, inbox_size = self._build_message(principal, draft, ()), self._settings.inbox_size
         return self._announce(await retry_store_call(self._store.publish, topic, new_message, most=inbox_size))
 
@@ -182,6 +191,14 @@ class Inboxes:
         """Raises Forbidden."""
         self._senders.check(principal, party, "agent_id")
         check_inbox(principal, party.id, is_own=party == self._senders.party_of(principal))
+
+    async def _guard(self, principal: Principal, readers: Sequence[str], what: str, draft: InboxDraft) -> InboxDraft:
+        """Raises Forbidden."""
+        if not self._guards:
+            return draft
+        content = MessageContent(parts=draft.parts, metadata=draft.metadata)
+        checked = await guard_message(self._guards, principal, readers, what, content)
+        return msgspec.structs.replace(draft, parts=checked.parts, metadata=checked.metadata)
 
     def _build_message(self, principal: Principal, draft: InboxDraft, recipients: tuple[Party, ...]) -> NewMessage:
         sender = draft.sender or Party(id=self._senders.party_of(principal).id)

@@ -16,6 +16,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, check_attachments, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
+from a2a_fabric.core.guards import Guards
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
@@ -45,6 +46,7 @@ from a2a_fabric.messages.delivery import (
     question_suffix,
     reply_key,
 )
+from a2a_fabric.messages.guarding import MessageContent, guard_message
 from a2a_fabric.messages.settings import MessageSettings
 
 _SENDER_ID_PREFIX = "id:"  # of the key of a message that has an id of the sender's own
@@ -101,6 +103,7 @@ class Messages:
         on_sent: Callable[[], None] = lambda: None,
         share: float = DEFAULT_SHARE,
         is_learnt: Callable[[str], bool] = lambda agent_id: False,
+        guards: Guards | None = None,
     ) -> None:
         """`is_learnt`: whether an agent said itself what it offers."""
         self.settings = settings
@@ -111,6 +114,7 @@ class Messages:
         self._is_learnt = is_learnt
         self._signals = signals
         self._followers = FairLimit("followed conversations", settings.max_followers, share, retry_after=10.0)
+        self._guards = guards or Guards()
         self._on_sent = on_sent  # called for each new message, for metrics
 
     async def post(self, principal: Principal, trace: Trace, draft: MessageDraft) -> SentMessage:
@@ -123,6 +127,7 @@ class Messages:
         if draft.recipient.kind == "client":
             if draft.recipient != self._senders.party_of(principal):
                 check_scope(principal, f"message:{draft.recipient.id}")
+            new_message = await self._guard(principal, new_message)
             posted = await self._store_message(new_message, None)
             return SentMessage(message=posted.message, is_new=posted.is_new)
         question = await self._find_question(principal, draft)
@@ -130,6 +135,10 @@ class Messages:
             return await self._post_answer(principal, new_message, question)
         delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
         await self.jobs.admit(delivery.call)
+        guarded = await self._guard(principal, new_message)
+        if guarded is not new_message:
+            new_message, draft = guarded, msgspec.structs.replace(draft, parts=guarded.parts)
+            delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
         posted = await self._store_message(new_message, delivery)
         job = posted.job or await self.find_delivery(principal, posted.message)
         return SentMessage(message=posted.message, is_new=posted.is_new, job=job)
@@ -314,6 +323,17 @@ class Messages:
                     after = message.number
                 if not page:
                     await signal.wait(_POLL_INTERVAL)
+
+    async def _guard(self, principal: Principal, new_message: NewMessage) -> NewMessage:
+        """The same message if no guard changes it. Raises Forbidden."""
+        if not self._guards:
+            return new_message
+        content = MessageContent(parts=new_message.parts, metadata=new_message.metadata)
+        readers = [each.id for each in new_message.recipients]
+        checked = await guard_message(self._guards, principal, readers, "message.send", content)
+        if checked is content:
+            return new_message
+        return msgspec.structs.replace(new_message, parts=checked.parts, metadata=checked.metadata)
 
     def _build_message(self, principal: Principal, draft: MessageDraft) -> NewMessage:
         """Raises Forbidden."""

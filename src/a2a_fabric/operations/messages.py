@@ -17,6 +17,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.message import Delivery, Message, Party
 from a2a_fabric.core.result import AnyJSON, Part, Result, format_timestamp
+from a2a_fabric.messages.guarding import NOTES_KEY
 from a2a_fabric.messages.inboxes import InboxDraft, Inboxes
 from a2a_fabric.messages.messages import Messages, public_message_id, render_delivery
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
@@ -135,6 +136,7 @@ class MessageOperations:
                 "stream_id": f"{message.conversation_id}-{message.number}",
                 "timestamp": format_timestamp(message.sent_at),
                 **_drop_none(note=self._inboxes.describe_missing(Party(id=arguments.to_agent))),
+                **_render_notes(message),
             }
         )
 
@@ -172,6 +174,7 @@ class MessageOperations:
                 **({"full": posted.full} if posted.full else {}),
                 "published": True,
                 "message_id": posted.message.message_id,
+                **_render_notes(posted.message),
             }
         )
 
@@ -246,8 +249,14 @@ def _render_delivery(delivery: Delivery, party: Party) -> dict[str, Any]:
         "conversation_id": message.conversation_id,
         "attempt": delivery.attempt,
         "_stream_id": str(delivery.entry),
+        **_render_notes(message),
     }
     return rendered if message.topic is None else {**rendered, "topic": message.topic}
+
+
+def _render_notes(message: Message) -> dict[str, Any]:
+    """What guards changed, if they did."""
+    return _drop_none(notes=message.metadata.get(NOTES_KEY))
 
 
 def _render_payload(parts: Sequence[Part]) -> Any:

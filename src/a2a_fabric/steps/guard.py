@@ -1,143 +1,156 @@
-"""The step *guard*: runs the operator's guards on the arguments of a call and on its result.
+"""The step *guard*: runs the operator's guards on the arguments of a call, and on its result or its error.
 
-Pieces of an answer (`token`, `artifact` and `tool_call` events) are not sent while a guard is to see the result: a
-secret that is split over two of them would pass. The result, which holds the whole answer, is checked and sent. Other
-events carry whole messages and are checked one by one."""
+Everything that reaches the agent or the caller is in a payload, also the message in the words of its own protocol
+(`original`), so nothing passes beside a guard. Pieces of an answer (`token`, `artifact` and `tool_call` events) are not
+sent while a guard is to see the result: a secret that is split over two of them would pass. The result, which holds the
+whole answer, is checked and sent. Other events carry whole messages and are checked one by one."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from a2a_fabric.core.call import Call, Emit, Handler, Step, add_notes
-from a2a_fabric.core.errors import Forbidden
-from a2a_fabric.core.guards import (
-    CallGuard,
-    GuardRequest,
-    GuardSettings,
-    GuardVerdict,
-    Phase,
-    read_arguments,
-    read_result,
-    replace_arguments,
-    replace_result,
-)
-from a2a_fabric.core.result import Event, Result
-from a2a_fabric.core.view import compile_patterns
+from a2a_fabric.core.call import Attachment, Call, Emit, Handler, Step, add_notes
+from a2a_fabric.core.errors import AgentError, FabricError
+from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSubject, Phase, guard_events, run_guards
+from a2a_fabric.core.result import Answers, OriginalMessage, Part, Questions, Result
 
-_PIECES = frozenset({"token", "artifact", "tool_call"})
-_log = logging.getLogger(__name__)
+_MaybeOriginal = OriginalMessage | msgspec.UnsetType
+_Content = dict[str, Any] | msgspec.UnsetType
+C = TypeVar("C", bound=msgspec.Struct)
 
 
-class ActiveGuard:
-    """One guard with its settings."""
-
-    def __init__(self, settings: GuardSettings, guard: CallGuard) -> None:
-        self.name = settings.name
-        self.phases = settings.phases
-        self._settings = settings
-        self._guard = guard
-        self._agents = None if settings.agents is None else compile_patterns(settings.agents)
-
-    def concerns(self, agent_id: str) -> bool:
-        return self._agents is None or self._agents.fullmatch(agent_id) is not None
-
-    async def check(self, call: Call, phase: Phase, payload: dict[str, Any]) -> GuardVerdict:
-        """Raises Forbidden if the guard fails and is set to refuse then."""
-        request = GuardRequest(
-            phase=phase,
-            agent_id=call.target.agent_id,
-            capability=call.target.capability,
-            principal_id=call.auth.principal_id,
-            trace_id=call.trace.trace_id,
-            payload=payload,
-        )
-        try:
-            async with asyncio.timeout(self._settings.timeout_ms / 1000):
-                return await self._guard(request)
-        except Exception as exc:
-            why = "took too long" if isinstance(exc, TimeoutError) else f"failed: {type(exc).__name__}: {exc}"
-            _log.warning("guard %s %s (%s of agent %s)", self.name, why[:500], phase, call.target.agent_id)
-            if self._settings.on_failure == "allow":
-                return GuardVerdict()
-            raise self.refuse(phase, "it could not be checked. Try again later") from exc
-
-    async def aclose(self) -> None:
-        """A guard may have an `aclose` of its own."""
-        close = getattr(self._guard, "aclose", None)
-        if close is not None:
-            await close()
-
-    def refuse(self, phase: Phase, reason: str) -> Forbidden:
-        what = "The call was refused" if phase == "arguments" else "The result was withheld"
-        return Forbidden(f"{what} by guard '{self.name}': {reason}", guard=self.name, phase=phase)
+class _Arguments(msgspec.Struct, frozen=True, kw_only=True):
+    task: str = ""
+    context: dict[str, Any] = {}
+    attachments: tuple[Attachment, ...] = ()
+    answers: Answers | msgspec.UnsetType = UNSET
+    original: _Content = UNSET
 
 
-def guard_calls(guards: Sequence[ActiveGuard]) -> Step:
-    """Each guard sees what the one before it left."""
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+    data: dict[str, Any]
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+    asked: Questions | None = None
+    original: _Content = UNSET
 
+
+class _Failure(msgspec.Struct, frozen=True, kw_only=True):
+    error: str
+    details: dict[str, Any] = {}
+
+
+def guard_calls(guards: Guards) -> Step:
     def step(inner: Handler) -> Handler:
         async def handle(call: Call, emit: Emit) -> Result:
-            concerned = [guard for guard in guards if guard.concerns(call.target.agent_id)]
-            if not concerned:
+            agent = (call.target.agent_id,)
+            before, after = guards.select(agent, "arguments"), guards.select(agent, "result")
+            if not before and not after:
                 return await inner(call, emit)
-            before = [guard for guard in concerned if "arguments" in guard.phases]
-            after = [guard for guard in concerned if "result" in guard.phases]
-            payload, notes = await _run(before, call, "arguments", read_arguments(call)) if before else (None, [])
-            checked = call if payload is None else _rebuild(before, call, payload)
-            result = await inner(checked, _guard_events(after, call, emit) if after else emit)
-            if after:
-                reply, more_notes = await _run(after, call, "result", read_result(result))
-                notes += more_notes
-                if reply is not None:
-                    result = _rebuild_result(after, result, reply)
-            return add_notes(result, notes)
+            subject = _describe(call)
+            checked = await run_guards(before, subject, "arguments", read_arguments(call))
+            if checked.payload is not None:
+                call = replace_arguments(call, checked.payload, before[-1])
+            if not after:
+                return add_notes(await inner(call, emit), checked.notes)
+            try:
+                result = await inner(call, guard_events(after, subject, emit))
+            except FabricError as error:
+                await _check_error(after, subject, error)
+                raise
+            reply = await run_guards(after, subject, "result", read_result(result))
+            if reply.payload is not None:
+                result = replace_result(result, reply.payload, after[-1])
+            return add_notes(result, [*checked.notes, *reply.notes])
 
         return handle
 
     return step
 
 
-async def _run(
-    guards: Sequence[ActiveGuard], call: Call, phase: Phase, payload: dict[str, Any]
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """The payload to go on with, None if none was replaced, and notes for the caller. Raises Forbidden."""
-    replaced, notes = None, list[str]()
-    for guard in guards:
-        verdict = await guard.check(call, phase, payload)
-        if verdict.action == "refuse":
-            raise guard.refuse(phase, verdict.reason or "it is not allowed here")
-        if verdict.action == "replace" and verdict.payload is not None:
-            payload = replaced = verdict.payload
-            notes.append(f"Guard '{guard.name}' changed the {phase}{f': {verdict.reason}' if verdict.reason else ''}")
-    return replaced, notes
+def _describe(call: Call) -> GuardSubject:
+    return GuardSubject(call.target.agent_id, call.target.capability, call.auth.principal_id, call.trace.trace_id)
 
 
-def _rebuild(guards: Sequence[ActiveGuard], call: Call, payload: dict[str, Any]) -> Call:
+async def _check_error(guards: Sequence[ActiveGuard], subject: GuardSubject, error: FabricError) -> None:
+    """The text of an agent's error is an answer, too; it is changed in place. Raises Forbidden if one refuses it."""
+    if not isinstance(error, AgentError) and not error.is_answer:
+        return
+    failure = _Failure(error=error.message, details=error.details)
+    checked = await run_guards(guards, subject, "result", msgspec.to_builtins(failure))
+    if checked.payload is None:
+        return
+    changed = _convert(guards[-1], "result", checked.payload, _Failure)
+    error.message, error.details, error.private = changed.error, changed.details, None
+    error.args = (changed.error,)
+
+
+def read_arguments(call: Call) -> dict[str, Any]:
+    """The payload of a call."""
+    given = call.input
+    return _to_payload(
+        _Arguments(
+            task=given.task,
+            context=given.context,
+            attachments=given.attachments,
+            answers=call.answers,
+            original=_read_original(call.original),
+        )
+    )
+
+
+def replace_arguments(call: Call, payload: dict[str, Any], guard: ActiveGuard) -> Call:
+    """Raises Forbidden for a payload that is no call."""
+    changed = _convert(guard, "arguments", payload, _Arguments)
+    answers = changed.answers
+    if answers and call.answers:  # where answers lead is not the guard's business
+        answers = replace(call.answers, answers=answers.answers)
+    call_input = replace(call.input, task=changed.task, context=changed.context, attachments=changed.attachments)
+    original = _replace_original(call.original, changed.original)
+    return replace(call, input=call_input, answers=answers, original=original)
+
+
+def read_result(result: Result) -> dict[str, Any]:
+    """The payload of a result."""
+    original = _read_original(result.original)
+    return _to_payload(
+        _Reply(data=result.data, parts=result.parts, notes=result.notes, asked=result.asked, original=original)
+    )
+
+
+def replace_result(result: Result, payload: dict[str, Any], guard: ActiveGuard) -> Result:
+    """Raises Forbidden for a payload that is no result."""
+    changed = _convert(guard, "result", payload, _Reply)
+    asked = changed.asked
+    if asked is not None and result.asked is not None:
+        asked = replace(asked, continuation=result.asked.continuation)
+    original = _replace_original(result.original, changed.original)
+    return replace(result, data=changed.data, parts=changed.parts, notes=changed.notes, asked=asked, original=original)
+
+
+def _to_payload(content: _Arguments | _Reply) -> dict[str, Any]:
+    payload: dict[str, Any] = msgspec.to_builtins(content)
+    return payload
+
+
+def _convert(guard: ActiveGuard, phase: Phase, payload: dict[str, Any], kind: type[C]) -> C:
+    """Raises Forbidden."""
     try:
-        return replace_arguments(call, payload)
+        return msgspec.convert(payload, kind)
     except msgspec.ValidationError as exc:
-        raise guards[-1].refuse("arguments", "what it returned is not a call") from exc
+        what = "a call" if phase == "arguments" else "a result"
+        raise guard.refuse(phase, f"what it returned is not {what}") from exc
 
 
-def _rebuild_result(guards: Sequence[ActiveGuard], result: Result, payload: dict[str, Any]) -> Result:
-    try:
-        return replace_result(result, payload)
-    except msgspec.ValidationError as exc:
-        raise guards[-1].refuse("result", "what it returned is not a result") from exc
+def _read_original(original: _MaybeOriginal) -> _Content:
+    return original.content if original else UNSET
 
 
-def _guard_events(guards: Sequence[ActiveGuard], call: Call, emit: Emit) -> Callable[[Event], Awaitable[None]]:
-    async def forward(event: Event) -> None:
-        if event.kind in _PIECES:
-            return
-        payload, _ = await _run(guards, call, "result", {"data": event.data})
-        if payload is not None:
-            event = msgspec.structs.replace(event, data=payload.get("data", {}))
-        await emit(event)
-
-    return forward
+def _replace_original(original: _MaybeOriginal, content: _Content) -> _MaybeOriginal:
+    """None of its own if the guard left it out."""
+    return UNSET if not original or content is UNSET else replace(original, content=content)
