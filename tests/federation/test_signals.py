@@ -209,3 +209,19 @@ async def test_the_span_of_a_card_is_on_its_log_lines(node: Node) -> None:
     assert lines["basil"]["span"] == "kitchen/basil:talk-as-basil"
     assert lines["basil"]["attributes"] == {"agent.name": "basil", "agent.role": "Sous Chef", "team": "food"}
     assert "span" not in lines["rosa"]
+
+
+@requirement("003-41")
+async def test_the_span_of_a_card_is_in_the_history_of_calls(node: Node) -> None:
+    envelope = await node.operation("fabric.ask", {"text": "a soup"})
+    quiet = await node.operation("fabric.ask", {"text": "the garden"})
+    by_trace = {}
+    for each in (envelope, quiet):
+        trace_id = each["trace"]["trace_id"]
+        shown = await node.operation("fabric.trace.get", {"trace_id": trace_id})
+        by_trace[trace_id] = {span["kind"]: span for span in shown["result"]["spans"]}
+    loud, silent = by_trace.values()
+    assert loud["runtime"]["name"] == "kitchen/basil:talk-as-basil"
+    assert loud["runtime"]["attributes"]["team"] == "food"
+    assert loud["runtime"]["attributes"]["agent.role"] == "Sous Chef"
+    assert "runtime" not in silent

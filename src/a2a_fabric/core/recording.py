@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import FabricError, OutOfScope
 from a2a_fabric.core.propagation import Trace, new_id
@@ -47,6 +48,7 @@ class AttemptRecording:
         "ended",
         "error",
         "error_code",
+        "manifest",
         "may_have_run",
         "reason",
         "runtime",
@@ -55,9 +57,10 @@ class AttemptRecording:
         "started",
     )
 
-    def __init__(self, agent_id: str, runtime: str | None, reason: str, span_id: str) -> None:
-        self.agent_id = agent_id
-        self.runtime = runtime
+    def __init__(self, manifest: Manifest, reason: str, span_id: str) -> None:
+        self.manifest = manifest
+        self.agent_id = manifest.agent_id
+        self.runtime = manifest.runtime
         self.reason = reason  # why this agent was asked
         self.span_id = span_id  # what the agent gets; see `core.spans`
         self.started = time.perf_counter()
@@ -123,7 +126,7 @@ class CallRecording:
         self.output: str | None = None
         self.record: Any = None  # once the spans are made
 
-    def begin_attempt(self, agent_id: str, runtime: str | None, reason: str) -> Trace:
+    def begin_attempt(self, manifest: Manifest, reason: str) -> Trace:
         """The trace that goes to the agent: the call's own, and for further agents one with another first half."""
         trace = self.trace
         if self.attempts:
@@ -134,7 +137,7 @@ class CallRecording:
                 sampled=trace.sampled,
             )
         if len(self.attempts) < MAX_ATTEMPTS:
-            self.attempts.append(AttemptRecording(agent_id, runtime, reason, trace.span_id))
+            self.attempts.append(AttemptRecording(manifest, reason, trace.span_id))
         return trace
 
     def enter_runtime(self) -> None:

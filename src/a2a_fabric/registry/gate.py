@@ -160,7 +160,7 @@ class GatedProxySteps:
 
         async def run_work(call: Call, emit: Emit) -> Result:
             if (recording := current_recording.get()) is not None:
-                recording.begin_attempt(manifest.agent_id, manifest.runtime, "proxied in the agent's own protocol")
+                recording.begin_attempt(manifest, "proxied in the agent's own protocol")
             await self.run_request(manifest, work, call.auth.principal_id)
             return _EMPTY_RESULT
 

@@ -300,7 +300,7 @@ class RoutingHandler:
             agent_id = candidate.manifest.agent_id
             started, trace = time.monotonic(), call.trace
             if recording is not None:
-                trace = recording.begin_attempt(agent_id, candidate.manifest.runtime, candidate.reason)
+                trace = recording.begin_attempt(candidate.manifest, candidate.reason)
             try:
                 handler = self._get_handler(candidate.manifest)
                 timeout = ends_at - started

@@ -160,19 +160,22 @@ def _build_attempt_spans(
             attributes=attributes,
         )
     ]
-    if attempt.runtime_started is not None:
+    card = attempt.manifest.observability
+    facts = attempt.manifest.describe_span(summary.capability)  # None: its card wants no traces
+    if attempt.runtime_started is not None and facts is not None:
         runtime = attempt.runtime or "unknown"
         spans.append(
             Span(
                 span_id=outgoing_span_id(attempt.span_id),
                 parent_span_id=attempt_id,
-                name=f"{runtime} {attempt.agent_id}.{summary.capability}",
+                name=f"{runtime} {attempt.agent_id}.{summary.capability}" if card is None else facts.name,
                 kind="runtime",
                 node=summary.node,
                 started_at=recording.started_at + (attempt.runtime_started - recording.started),
                 duration_ms=_to_ms(ended - attempt.runtime_started),
                 status=status,
                 attributes={
+                    **({} if card is None else facts.attributes),
                     "fabric.runtime": runtime,
                     "fabric.agent_id": attempt.agent_id,
                     **_describe_operation(attempt.runtime, attempt.agent_id, summary.capability),
