@@ -76,6 +76,7 @@ ARROWS: dict[str, set[str]] = {
         "telemetry.observer",
         "web.token_middleware",
     },
+    "node_status": {"core", "outbound.client", "registry", "telemetry"},
     "plugins": {"core"},
     "probing": {"protocols", "core", "outbound", "runtimes.programs"},
     "protocols": {"core"},

@@ -69,6 +69,7 @@ from a2a_fabric.node_setup import (
     resolve_store_address,
     resolve_tls_files,
 )
+from a2a_fabric.node_status import NodeStatus
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
@@ -160,7 +161,8 @@ class Fabric:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self.store: Store = await open_store(self.store_address)
+            self._status = NodeStatus(has_metrics=self.config.metrics)
+            self.store: Store = self._status.wrap_store(await open_store(self.store_address))
             stack.push_async_callback(self.store.aclose)
             self._memory = AgentMemory(self._descriptions or self.store.descriptions)
             await self._memory.load()
@@ -196,6 +198,7 @@ class Fabric:
                     self._memory,
                     message_pruner,
                     self._stored_keys,
+                    self._status.lag,
                 )
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
@@ -212,6 +215,7 @@ class Fabric:
     def _build(self, stack: AsyncExitStack) -> None:
         """All parts of the node, each after those that it needs."""
         config = self.config
+        self.node_health = self._status.build_health()
         self.telemetry = self._build_telemetry(stack)
         if self._workers is not None:
             stack.push_async_callback(self._workers.aclose)
@@ -267,6 +271,7 @@ class Fabric:
             self.call_history,
         )
         self._build_web(stack)
+        self._observe_node()
         self._register_settings(reserved)
 
     def _reserve_names(self) -> ReservedNames:
@@ -361,11 +366,22 @@ class Fabric:
             self._callbacks,
             config.limits.body_bytes,
             self._authentication.build_token_middleware(),
-            self._check_store,
+            self.node_health,
             [view.name for view in config.views],
             [*LoginPages(self.logins, config.node_id).routes, make_jwks_route(self._node_keys.list_public)],
             None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, config.limits.body_bytes).wrap,
             None if self._workers is None else self._workers.build_relay(self._find_agent, config.limits.body_bytes),
+        )
+
+    def _observe_node(self) -> None:
+        """The checks of the node's health, and the metrics of its parts."""
+        config = self.config
+        self._status.add_checks(self.node_health, self.registry, config.health.required, self.telemetry.log)
+        limits = {"calls": self._calls, "streams": self._streams, "subscriptions": self._subscriptions}
+        clients = [*self._runtime_clients, self._tunnel_client, self._federation_client]
+        sessions = {kind: count for door in self.doors for kind, count in door.sessions.items()}
+        self._status.add_metrics(
+            self.telemetry.metrics, self.runtime_pool, {**limits, **self._thread_limits}, clients, sessions
         )
 
     def _register_settings(self, reserved: ReservedNames) -> None:
@@ -431,10 +447,6 @@ class Fabric:
         for source in self._sources:
             if isinstance(source, FederationSource):
                 source.http = self._federation_client
-
-    async def _check_store(self) -> None:
-        """The smallest question to the store. Raises StoreError."""
-        await self.store.jobs.get("none")
 
     def _build_telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = open_log_writer(self.config.log, self._base, self._log_stream, stack)
@@ -509,6 +521,8 @@ class Fabric:
         tool_threads = WorkerThreads("tools", config.tools.threads, share)
         agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
         computations = Computations(config.tools.processes, share)
+        self._runtime_clients = [http, web]
+        self._thread_limits = {"tool_threads": tool_threads.running, "agent_threads": agent_threads.running}
         stack.callback(computations.close)
         stack.callback(tool_threads.close)
         stack.callback(agent_threads.close)
@@ -678,6 +692,7 @@ class Fabric:
             compose([*team_steps, *steps, *guards], route),
             count_calls=self.runtime_pool.count_calls,
             node_id=config.node_id,
+            node_health=self.node_health,
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,
         )

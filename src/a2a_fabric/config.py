@@ -168,6 +168,13 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float,
         Meta(gt=0, description="A connection is closed if its client reads nothing of its replies for this long."),
     ] = 60.0
+    not_ready_seconds: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description="After SIGTERM, how long the node says that it is not ready, and serves on, before it closes "
+            "its port. Unset: 5 seconds if `/readyz` was asked within the last minute, else 0."
+        ),
+    ] = None
     drain_seconds: Annotated[
         float, Meta(ge=0, description="How long running calls may go on after the node was told to stop.")
     ] = 30.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Handler, Principal
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.node_health import NodeHealth
 from a2a_fabric.core.routing import RoutePlanner
 from a2a_fabric.registry.registry import Registry
 
@@ -22,6 +23,7 @@ class Gateway:
         *,
         count_calls: Callable[[str], int] = lambda agent_id: 0,
         node_id: str = "local",
+        node_health: NodeHealth | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         max_timeout_ms: int = 300_000,
     ) -> None:
@@ -29,6 +31,7 @@ class Gateway:
         self.plan = plan
         self.count_calls = count_calls  # how many calls an agent is working on
         self.node_id = node_id
+        self.node_health = node_health or NodeHealth()
         self.started_at = time.time()
         self.notice_sources: list[Callable[[Principal], Iterable[str]]] = []  # what callers should know
         self.call = handler  # asks an agent; raises FabricError; cancelling it cancels the agent's work

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -101,9 +101,10 @@ def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, s
     target = stream or sys.stderr
     if settings.file is not None:
         try:
-            target = stack.enter_context((base / settings.file).open("a", encoding="utf-8"))
+            target = (base / settings.file).open("a", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
+        stack.callback(_close_log, target)
     as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
     writer = LogWriter(target, as_text=as_text, level=settings.level)
     stack.callback(writer.close)
@@ -118,6 +119,12 @@ def build_call_history(config: Config, store: Store, metrics: Metrics) -> CallHi
     history = CallHistory(calls, config.history, config.node_id)
     metrics.add_source(history.render_metrics)
     return history
+
+
+def _close_log(file: IO[str]) -> None:
+    """Lines that a full disk does not take are lost; the node stops all the same."""
+    with suppress(OSError):
+        file.close()
 
 
 def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:

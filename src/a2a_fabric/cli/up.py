@@ -144,9 +144,9 @@ async def _supervise(setup: NodeSetup, key: NodeKey, state: StateFolder, count: 
             stack.enter_context(each)
         folder = stack.enter_context(TemporaryDirectory(prefix="a2a-fabric-"))  # readable by this user alone
         stack.enter_context(announce_node(state, _reachable_url(sockets[0], setup.config), setup.files))
-        supervisor = Supervisor(
-            worker_command(sys.argv[1:]), sockets, folder, setup.config.limits.drain_seconds, remark
-        )
+        limits = setup.config.limits
+        longest = limits.drain_seconds + (limits.not_ready_seconds or 0.0)
+        supervisor = Supervisor(worker_command(sys.argv[1:]), sockets, folder, longest, remark)
         code = await supervisor.run()
         if not quiet and code == 0:
             remark("Stopped.")
@@ -186,6 +186,7 @@ async def _serve(
                 message_bytes=limits.body_bytes,
                 request_seconds=limits.request_seconds,
                 unread_seconds=limits.unread_seconds,
+                not_ready_seconds=limits.not_ready_seconds,
                 tls=tls,
             )
             if tls is not None:

@@ -471,6 +471,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     agents: int = 0
     messages: int = 0
     bytes: int | None = None
+    queue_age: float | None = None  # seconds that the oldest due job has waited, 0 if none waits; None: not known
+    connections: dict[str, int] = {}  # to a server, by state: used, idle, waiting (callers without one)
 
 
 class Store(Protocol):

@@ -38,7 +38,7 @@ class WorkerThreads:
 
     def __init__(self, name: str, threads: int, share: float = DEFAULT_SHARE) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"fabric {name}")
-        self._running = FairLimit(f"threads for {name}", threads, share)
+        self.running = FairLimit(f"threads for {name}", threads, share)
         self._waiting = FairLimit(
             f"pieces of work that wait for threads for {name}", threads * _WAITING_PER_THREAD, share
         )
@@ -65,8 +65,8 @@ class WorkerThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start_runnable(self) -> None:
-        while self._running.in_use < self._running.capacity:
-            caller = next((each for each in self._queues if self._running.can_acquire(each)), None)
+        while self.running.in_use < self.running.capacity:
+            caller = next((each for each in self._queues if self.running.can_acquire(each)), None)
             if caller is None:
                 return
             self._start(self._pop_next(caller))
@@ -82,13 +82,13 @@ class WorkerThreads:
         return work
 
     def _start(self, work: _WorkItem) -> None:
-        self._running.acquire(work.caller)
+        self.running.acquire(work.caller)
         loop = work.done.get_loop()
         future = self._pool.submit(work.function)
         future.add_done_callback(lambda ended: _call_in_loop(loop, partial(self._finish, work, ended)))
 
     def _finish(self, work: _WorkItem, future: Future[Any]) -> None:
-        self._running.release(work.caller)
+        self.running.release(work.caller)
         error = None if future.cancelled() else future.exception()
         if not work.done.done():
             if future.cancelled():

@@ -146,3 +146,4 @@ class Door:
     lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
     prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()
+    sessions: Mapping[str, Callable[[], int]] = field(default_factory=dict)  # by kind: how many are open, for metrics

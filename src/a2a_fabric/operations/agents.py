@@ -13,6 +13,7 @@ from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Statu
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.node_health import NodeCheck, is_well
 from a2a_fabric.core.policy import (
     REGISTER_SCOPE,
     acts_as_operator,
@@ -371,10 +372,13 @@ async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any
                 if len(offline) < _MAX_ERRORS:
                     offline[manifest.agent_id] = redact_health_reason(health, principal)
     more = {"more_errors": error_count - len(offline)} if error_count > len(offline) else {}
+    checks = await gateway.node_health.check_all()
     problems, notices = {**registry.errors, **registry.left_out}, gateway.list_notices(principal)
     return {
         **({"notices": notices} if notices else {}),
         "ok": True,
+        "status": "ok" if is_well(checks) else "degraded",
+        "checks": {name: _render_check(result, principal) for name, result in checks.items()},
         "registry": "degraded" if problems else "ok",
         "runtimes": counts,
         "tools": {
@@ -388,6 +392,12 @@ async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any
         "node_id": gateway.node_id,
         "uptime_seconds": round(time.time() - gateway.started_at, 3),
     }
+
+
+def _render_check(result: NodeCheck, principal: Principal) -> dict[str, str]:
+    """The operator reads names and errors, other callers a sentence without them."""
+    reason = (result.detail or result.reason) if acts_as_operator(principal) else result.reason
+    return {"status": result.status, **({"reason": reason} if reason else {})}
 
 
 def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:

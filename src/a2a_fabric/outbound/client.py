@@ -252,6 +252,11 @@ class ConnectionPool:
             if self._connections or self._unpooled:
                 await asyncio.sleep(0)
 
+    def count_connections(self) -> tuple[int, int, int]:
+        """Connections in use, idle ones, and requests that wait for one."""
+        idle = len(self._idle)
+        return len(self._connections) + len(self._unpooled) - idle, idle, len(self._queue)
+
     # Called by connections
 
     def on_free(self, connection: Connection) -> None:
@@ -495,6 +500,10 @@ class OutboundClient:
         limit: int,
     ) -> AbstractAsyncContextManager[StreamedReply]:
         return _StreamContext(self, method, url, headers, body, timeout, limit)
+
+    def count_connections(self) -> tuple[int, int, int]:
+        """Connections in use, idle ones, and requests that wait for one."""
+        return (0, 0, 0) if self._loop is None else self._pool.count_connections()
 
     async def aclose(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -77,6 +77,10 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     history_interval: Annotated[
         float, Meta(ge=0, description="Seconds between kept checks with the same outcome; changes are always kept.")
     ] = 60.0
+    required: Annotated[
+        tuple[str, ...],
+        Meta(description="Agents without which the node is not ready (`/readyz`): ids. Unset: none."),
+    ] = ()
     history_days: Annotated[float, Meta(gt=0, description="How long the history of health is kept.")] = 7.0
 
 

@@ -101,6 +101,7 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 10.0
+_MAX_NAMED = 1000  # agents with an open breaker that are named
 _REPEATED_FAILURE = UpstreamFailed("as the calls before")
 
 BuildRuntime = Callable[[Manifest], Runtime]
@@ -249,6 +250,17 @@ class RuntimePool:
         """How many calls the agent is working on for this node."""
         live_runtime = self._live_runtimes.get(agent_id)
         return 0 if live_runtime is None else live_runtime.gate.calls
+
+    def count_breakers(self) -> tuple[dict[str, int], list[str]]:
+        """The breakers of live runtimes by state, and the agents whose breaker is not closed."""
+        counts = {"closed": 0, "open": 0, "trial": 0}
+        not_closed: list[str] = []
+        for agent_id, live_runtime in self._live_runtimes.items():
+            state = live_runtime.gate.breaker.state
+            counts[state] += 1
+            if state != "closed" and len(not_closed) < _MAX_NAMED:
+                not_closed.append(agent_id)
+        return counts, not_closed
 
     def find_runtime(self, agent_id: str) -> Runtime | None:
         """The live runtime, if there is one; this does not build it."""

@@ -135,6 +135,7 @@ class LogWriter:
         self.set_level(level)
         self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
         self._dropped = 0
+        self.failure: str | None = None  # why the last lines could not be written
         self._stopping = threading.Event()
         self._encoder = msgspec.json.Encoder()
         self._write_lock = threading.Lock()
@@ -177,8 +178,9 @@ class LogWriter:
             try:
                 self._stream.write(self._join_entries(entries))
                 self._stream.flush()
-            except (OSError, ValueError):
-                pass  # a failed log has no other place to report it
+                self.failure = None
+            except (OSError, ValueError) as exc:
+                self.failure = getattr(exc, "strerror", None) or str(exc)  # the health of the node tells it
 
     def read_after(self, position: int) -> tuple[list[bytes], int]:
         """The newest entries after a position, as JSON, and the position after them. Payloads are left out."""

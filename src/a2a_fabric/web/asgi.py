@@ -1,10 +1,9 @@
 """One ASGI application for all doors: hot paths first, then Starlette's router, and JSON errors for the rest.
 
-It has three routes of its own. `GET /` describes the node.
+It has four routes of its own. `GET /` describes the node.
 
-`GET /readyz` tells load balancers and orchestrators whether to send requests to this node. The node is ready while
-its doors are open (it has not begun to stop) and its store answers. `/health` only says that the process answers.
-`/readyz` needs no credentials, so the store is asked at most once a second, with a short timeout.
+`GET /readyz` tells load balancers and orchestrators whether to send requests to this node, and `GET /livez` that its
+process answers (`core/node_health.py`).
 
 `POST /callbacks/KEY` receives notifications from agents for calls that wait for them. The token is the only
 credential. With a wrong token the reply is 404, as for any unknown path; with the right one, the call is woken,
@@ -12,11 +11,8 @@ and the reply is empty."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, unquote_plus
 
 import msgspec
@@ -27,6 +23,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
+from a2a_fabric.core.node_health import NodeCheck, NodeHealth, is_ready
 from a2a_fabric.core.propagation import Trace, new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
 from a2a_fabric.doors.edge import (
@@ -41,61 +38,40 @@ from a2a_fabric.doors.edge import (
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
+LIVEZ_PATH = "/livez"
 READYZ_PATH = "/readyz"
 VIEWS_PATH = "/views/"
-_STORE_TIMEOUT = 2.0
-_CACHE_SECONDS = 1.0
 _MAX_FOUND_ROUTES = 1024
 _MAX_FOUND_PATH = 256
 
-_log = logging.getLogger(__name__)
 
-StoreState = Literal["ok", "down"]
+def make_health_routes(health: NodeHealth) -> list[Route]:
+    """`/livez` and `/readyz`. Neither needs credentials, so neither names an agent, an address or an error."""
+
+    async def serve_liveness(request: Request) -> Response:
+        return _json_response({"status": "alive"}, 200)
+
+    async def serve_readiness(request: Request) -> Response:
+        results = await health.check_readiness()
+        states = {name: _word_of(name, result) for name, result in results.items()}
+        if is_ready(results):
+            return _json_response({"status": "ready", "checks": states}, 200)
+        reasons = [result.reason for result in results.values() if result.status == "down" and result.reason]
+        return _json_response({"status": "not ready", "checks": states, "reasons": reasons}, 503)
+
+    return [
+        Route(LIVEZ_PATH, serve_liveness, methods=["GET"]),
+        Route(READYZ_PATH, serve_readiness, methods=["GET"]),
+    ]
 
 
-class Readiness:
-    """`check_store` raises if the store cannot be used; None for a node without one."""
+def _word_of(name: str, result: NodeCheck) -> str:
+    """Doors are open or closing; everything else is ok, degraded or down."""
+    return result.status if name != "doors" else "open" if result.status == "ok" else "closing"
 
-    def __init__(self, check_store: Callable[[], Awaitable[object]] | None) -> None:
-        self._check_store = check_store
-        self._is_stopping = False
-        self._check_task: asyncio.Task[StoreState] | None = None
-        self._checked_at = 0.0
 
-    @property
-    def route(self) -> Route:
-        return Route(READYZ_PATH, self._serve_readiness, methods=["GET"])
-
-    def stop(self) -> None:
-        self._is_stopping = True
-
-    async def _serve_readiness(self, request: Request) -> Response:
-        store = await self._get_store_state()
-        is_ready = store == "ok" and not self._is_stopping
-        checks = {"doors": "closing" if self._is_stopping else "open", "store": store}
-        body = {"status": "ready" if is_ready else "not ready", "checks": checks}
-        headers = {"cache-control": "no-store"}
-        return Response(msgspec.json.encode(body), 200 if is_ready else 503, headers, media_type="application/json")
-
-    async def _get_store_state(self) -> StoreState:
-        """Requests within the same second share one check of the store."""
-        if self._check_task is None or (
-            self._check_task.done() and time.monotonic() - self._checked_at > _CACHE_SECONDS
-        ):
-            self._check_task = asyncio.ensure_future(self._probe_store())
-        return await asyncio.shield(self._check_task)
-
-    async def _probe_store(self) -> StoreState:
-        try:
-            if self._check_store is not None:
-                async with asyncio.timeout(_STORE_TIMEOUT):
-                    await self._check_store()
-        except Exception as exc:  # a store may raise any exception
-            _log.warning("The store did not answer: %s", str(exc)[:200] or type(exc).__name__)
-            return "down"
-        finally:
-            self._checked_at = time.monotonic()
-        return "ok"
+def _json_response(body: Any, status: int) -> Response:
+    return Response(msgspec.json.encode(body), status, {"cache-control": "no-store"}, media_type="application/json")
 
 
 _TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105  # the name of a header
@@ -137,7 +113,7 @@ class WebApp:
         callbacks: Callbacks | None = None,
         body_bytes: int = 4 * 1024 * 1024,
         token_middleware: TokenMiddleware | None = None,
-        check_store: Callable[[], Awaitable[object]] | None = None,
+        health: NodeHealth | None = None,
         views: Sequence[str] = (),
         pages: Sequence[BaseRoute] = (),
         check_identities: Callable[[ASGIApp], ASGIApp] | None = None,
@@ -151,16 +127,16 @@ class WebApp:
         self._doors = doors
         self._views = views
         self._hot_routes = [route for door in doors for route in door.hot_routes]
-        readiness = Readiness(check_store)
+        self.health = health or NodeHealth()
         self._callbacks = callbacks or Callbacks()
         self._routes: list[BaseRoute] = [
             Route("/", _serve_front_page, methods=["GET"]),
-            readiness.route,
+            *make_health_routes(self.health),
             *pages,
             *(route for door in doors for route in door.routes),
             make_callback_route(self._callbacks, body_bytes),
         ]
-        self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
+        self._stops = [self.health.start_draining, *stops, *(stop for door in doors for stop in door.stop)]
         # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
         self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {}
         self.set_token_middleware(token_middleware)

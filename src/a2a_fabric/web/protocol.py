@@ -42,9 +42,10 @@ _SKIPPED_BYTES = 64 * 1024  # discarded of an unwanted body while the connection
 _LINGER_BYTES = 64 * 1024 * 1024  # discarded of a body before the connection is closed
 _LINGER_HEAD_BYTES = 1024 * 1024
 _LINGER_SECONDS = 5.0
+_IDLE_GRACE = 0.05  # seconds between the end of a node and that of its idle connections
 _REFUSED_KEY = "fabric.refused"  # in the scope of a request that violates HTTP: the reason
 # Paths that are answered even when the node has reached its limit of connections or requests.
-_ALWAYS_ANSWERED = frozenset({b"/health", b"/readyz"})
+_ALWAYS_ANSWERED = frozenset({b"/health", b"/livez", b"/readyz"})
 _OFFER_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 _RESERVED_CONNECTIONS = 64  # connections over the limit, for those paths
 
@@ -72,6 +73,7 @@ class HttpProtocol(HttpToolsProtocol):
     request_seconds = 10.0
     unread_seconds = 60.0
     asks_certificate = False  # whether clients may show a certificate
+    is_draining = False  # each reply ends its connection; the server sets it together with an empty `hot`
 
     _peer = NO_PEER
     _disconnect_callback: DisconnectCallback | None = None
@@ -306,8 +308,24 @@ class HttpProtocol(HttpToolsProtocol):
             self.limit_concurrency = None  # uvicorn would count connections that have not sent anything, too
         super().on_headers_complete()
         self.limit_concurrency = limit
-        if is_extra and self.cycle is not None:
+        if (is_extra or self.is_draining) and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def end_after_reply(self) -> None:
+        """The connection ends with its next reply, or with the one under way."""
+        self._last_head = None  # the next request is parsed, and sees `is_draining`
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """An idle connection is closed a moment later: its next request may have arrived already, unread."""
+        self.end_after_reply()
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(_IDLE_GRACE, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def _find_http_violation(self) -> str | None:
         """Why the request violates HTTP (RFC 9112, section 3.2), or None."""

@@ -1,7 +1,8 @@
 """The server process: sockets, signals, and a shutdown that lets running calls finish.
 
-The first SIGINT or SIGTERM stops accepting connections and waits for the calls in
-flight; the second stops at once. SIGHUP reads the configuration again."""
+SIGTERM drains the node. First it says that it is not ready and serves on, so that load balancers send no more
+requests; each reply ends its connection meanwhile. Then it closes its port and waits for the calls in flight. SIGINT
+leaves out the first part, since a person waits. A second signal stops at once. SIGHUP reads the configuration again."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -31,6 +32,9 @@ except ImportError:  # Windows
 
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
+_NOT_READY_SECONDS = 5.0
+_BACKLOG = 2048
+_MAX_WAITING = 2 * _BACKLOG  # connections that the system has accepted and the node has not
 _RESERVED_FILES = 1024  # open files besides client connections: agents, programs, stores
 
 
@@ -87,8 +91,12 @@ class HttpServer(uvicorn.Server):
         message_bytes: int = 4 * 1024 * 1024,
         request_seconds: float = 10.0,
         unread_seconds: float = 60.0,
+        not_ready_seconds: float | None = None,
         tls: ServerTLS | None = None,
     ) -> None:
+        """`not_ready_seconds`: how long a drain says that the node is not ready before its port is closed; None: a
+        few seconds if a load balancer asks for readiness.
+        """
         class_attributes = {
             "hot": app.hot_urls,
             "waiting": {},
@@ -121,6 +129,8 @@ class HttpServer(uvicorn.Server):
         self._handshake_seconds = request_seconds
         self._listen_sockets = sockets
         self._web = app
+        self._not_ready_seconds = not_ready_seconds
+        self._is_stopping = False
         if sockets:
             app.set_listen_url(url_from_socket(sockets[0], is_secure=tls is not None))
 
@@ -132,7 +142,7 @@ class HttpServer(uvicorn.Server):
     async def run_until_stopped(self, on_hangup: Callable[[], None] | None = None) -> None:
         """Serve until a signal or `stop`."""
         loop = asyncio.get_running_loop()
-        handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.stop}
+        handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.drain}
         if on_hangup is not None and sys.platform != "win32":
             handlers[signal.SIGHUP] = on_hangup
         handled_signals = tuple(handlers)
@@ -154,41 +164,98 @@ class HttpServer(uvicorn.Server):
         if self.config.ssl is None or sockets is None:
             await super().startup(sockets)
             return
-        loop, config = asyncio.get_running_loop(), self.config
-        protocol: Any = config.http_protocol_class
-        state: dict[str, Any] = {}
-
-        def make_protocol() -> asyncio.Protocol:
-            instance: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=state)
-            return instance
-
+        loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(
-                make_protocol,
+                self._make_protocol,
                 sock=each,
-                ssl=config.ssl,
-                backlog=config.backlog,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
                 ssl_handshake_timeout=self._handshake_seconds,
             )
             for each in sockets
         ]
         self.started = True
 
+    def _make_protocol(self) -> asyncio.Protocol:
+        protocol: Any = self.config.http_protocol_class
+        instance: asyncio.Protocol = protocol(config=self.config, server_state=self.server_state, app_state={})
+        return instance
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._web.stop()
+        self._end_connections_after_replies()
+        await self._close_listeners()
         await super().shutdown(sockets)
 
+    async def _close_listeners(self) -> None:
+        """Close the port, but serve the connections that the system has accepted for it: they would be reset."""
+        spare = [each.dup() for each in self._listen_sockets if each.fileno() >= 0]
+        for server in self.servers:
+            server.close()
+        for each in self._listen_sockets:
+            each.close()
+        accepted = [connection for each in spare for connection in _accept_waiting(each)]
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        connecting = [loop.connect_accepted_socket(self._make_protocol, each, ssl=tls) for each in accepted]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*connecting, return_exceptions=True), self._handshake_seconds)
+
+    def drain(self) -> None:
+        """Say that the node is not ready, serve on for a while, then stop."""
+        health = self._web.health
+        pause = self._not_ready_seconds
+        if pause is None:
+            pause = _NOT_READY_SECONDS if health.is_watched else 0.0
+        if self._is_stopping or not pause:
+            self.stop()
+            return
+        self._is_stopping = True
+        _log.info("draining: not ready for %g s, then running calls may finish; stop again to end them", pause)
+        health.start_draining()
+        self._end_connections_after_replies()
+        asyncio.get_running_loop().call_later(pause, self._close_port)
+
+    def _end_connections_after_replies(self) -> None:
+        """A client that keeps its connection would send its next request just when the connection is closed."""
+        protocol: Any = self.config.http_protocol_class
+        protocol.hot = {}  # the fast path does not look
+        protocol.is_draining = True
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.end_after_reply()
+
+    def _close_port(self) -> None:
+        self.should_exit = True
+
     def stop(self) -> None:
-        if not self.should_exit:
+        if not self._is_stopping and not self.should_exit:
+            self._is_stopping = True
             calls = len(self.server_state.tasks)
             _log.info("stopping: %d running calls may finish; stop again to end them", calls)
             self.should_exit = True
         else:
+            self.should_exit = True
             self.force_exit = True
             # Uvicorn would log each cancelled call as a bug.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             for task in self.server_state.tasks:
                 task.cancel()
+
+
+def _accept_waiting(listener: socket.socket) -> list[socket.socket]:
+    """The connections in the queue of a listener, which is closed then."""
+    accepted: list[socket.socket] = []
+    with listener:
+        listener.setblocking(False)
+        while len(accepted) < _MAX_WAITING:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # none is left, or the system has no more files
+                break
+            connection.setblocking(False)
+            accepted.append(connection)
+    return accepted
 
 
 def raise_file_limit(connections: int) -> int:
@@ -226,7 +293,7 @@ def bind_socket(host: str, port: int, *, exact_port: bool, is_shared: bool = Fal
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listener.bind((host, candidate))
-            listener.listen(2048)
+            listener.listen(_BACKLOG)
         except OSError as exc:
             listener.close()
             last_error = exc

@@ -102,6 +102,8 @@ class Supervisor:
 
     def _stop(self, number: signal.Signals) -> None:
         self._is_stopping = True
+        for listener in self._sockets:  # each worker has its own copy, and closes the port when it is done with it
+            listener.close()
         self._pass_on(number)
         self._stopping.set()
 
@@ -124,7 +126,7 @@ class Supervisor:
     async def _keep_running(self, number: int) -> None:
         """Returns when the worker ended as it should, or could not be started the first time."""
         pause = _FIRST_PAUSE
-        while True:
+        while not self._is_stopping:
             started_at = time.monotonic()
             code = await self._run_worker(number)
             if self._is_stopping:

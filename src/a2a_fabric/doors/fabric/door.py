@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, StoreError
+from a2a_fabric.core.node_health import is_well
 from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.result import Result, format_timestamp
@@ -45,7 +46,6 @@ _OPERATION_PATHS = {
 _REGISTER_FIELDS = frozenset(RegisterArguments.__struct_fields__)
 # Registering hands out no credentials: callers keep the ones that they have.
 _EMPTY_SECRETS = {"secret": None, "redis_user": None, "redis_password": None}
-_STORE_SOURCE = "registered agents"  # the source whose problems are those of the store
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 PageHandler = Callable[["FabricPageCycle"], Awaitable[HttpReply]]
@@ -120,12 +120,14 @@ class FabricHttpEndpoints:
         return CycleEndpoint(lambda *asgi: FabricPageCycle(self._state, handler, method, *asgi))
 
     async def _get_health(self, cycle: FabricPageCycle) -> HttpReply:
+        """Always 200 while the process answers: a node without its store still serves calls. `status` says the rest."""
+        checks = await self._context.gateway.node_health.check_all()
         return _json_reply(
             {
-                "status": "ok",
+                "status": "ok" if is_well(checks) else "degraded",
                 "version": PROTOCOL_VERSION,
                 "timestamp": format_timestamp(time.time()),
-                "checks": {"registry": "degraded" if self._context.gateway.registry.errors else "ok"},
+                "checks": {name: result.status for name, result in checks.items()},
             }
         )
 
@@ -189,8 +191,8 @@ class FabricHttpEndpoints:
 
     async def _get_monitoring_health(self, cycle: FabricPageCycle) -> HttpReply:
         health = (await cycle.run_operation("fabric.health", {})).data
-        is_healthy = health["registry"] == "ok" and not health["runtimes"]["offline"]
-        database = "down" if _STORE_SOURCE in health["problems"] else "ok"
+        is_healthy = health["status"] == "ok" and not health["runtimes"]["offline"]
+        database = health["checks"]["store"]["status"]
         checks = {"database": database, "agents": health["runtimes"]}
         status = "healthy" if is_healthy else "degraded"
         return _json_reply(

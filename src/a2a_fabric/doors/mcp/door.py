@@ -139,6 +139,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         lifetime=selector,
         prepare=servers.prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
+        sessions={"mcp": lambda: len(sessions)},
         servers=servers,
     )
 

@@ -165,6 +165,11 @@ class PostgresConnections:
         """Run commands without values, as one transaction and in one round trip. It may run several times."""
         await self._retry.run(lambda: self._execute(sql))
 
+    def count_connections(self) -> dict[str, int]:
+        """How many are used and idle, and how many callers wait for one."""
+        idle = self._pool.get_idle_size()
+        return {"used": self._pool.get_size() - idle, "idle": idle, "waiting": self._waiting_count}
+
     async def aclose(self) -> None:
         if not self._is_open:
             return

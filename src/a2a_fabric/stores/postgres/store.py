@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from a2a_fabric.core.errors import StoreUnusable
+from a2a_fabric.core.job import PRIORITIES
 from a2a_fabric.core.ports import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.core.tasks import TopicSignals
@@ -33,6 +34,12 @@ _COUNTS = """
 SELECT (SELECT count(*) FROM a2a_fabric.agents WHERE NOT removed), (SELECT count(*) FROM a2a_fabric.messages),
        (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::int8 FROM pg_class
         WHERE relnamespace = 'a2a_fabric'::regnamespace AND relkind = 'r')
+"""
+# One look at the index for each priority, by the server's clock.
+_QUEUE_AGE = """
+SELECT extract(epoch FROM clock_timestamp())::float8 - min(oldest.run_at) FROM unnest($1::int[]) AS priorities (number),
+LATERAL (SELECT run_at FROM a2a_fabric.jobs WHERE state = 'queued' AND priority = number ORDER BY run_at, seq LIMIT 1)
+AS oldest
 """
 _OLDEST_SERVER = (13, 0)
 
@@ -76,6 +83,7 @@ class PostgresStore:
     async def status(self) -> StoreStatus:
         states = await self._connections.read(_STATES)
         counts: Any = await self._connections.read_one(_COUNTS)
+        age: Any = await self._connections.read_one(_QUEUE_AGE, PRIORITIES)
         return StoreStatus(
             kind="postgresql",
             place=self._connections.safe_address,
@@ -84,6 +92,8 @@ class PostgresStore:
             agents=counts[0],
             messages=counts[1],
             bytes=counts[2],
+            queue_age=max(0.0, age[0] or 0.0),
+            connections=self._connections.count_connections(),
         )
 
     async def aclose(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from a2a_fabric.core.errors import StoreError
+from a2a_fabric.core.job import PRIORITIES
 from a2a_fabric.core.keys import KEYS_TOPIC
 from a2a_fabric.core.ports import StorePlugin
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, StoreStatus, inbox_topic, job_topic
@@ -58,6 +59,8 @@ WHERE state IN ('queued', 'input_required') GROUP BY state
 UNION ALL SELECT state, count(*) FROM jobs INDEXED BY jobs_running WHERE state = 'running' GROUP BY state
 """
 _COUNTS = "SELECT (SELECT count(*) FROM agents WHERE removed = 0), (SELECT count(*) FROM messages)"
+# One look at the index for each priority.
+_OLDEST_DUE = "SELECT min(run_at) FROM jobs WHERE state = 'queued' AND priority = ?"
 _POLL_INTERVAL = 0.05
 _VERSIONS = "SELECT job_id, version FROM jobs WHERE job_id IN (SELECT value FROM json_each(?))"
 _LAST_ENTRY = "SELECT max(entry) FROM inbox_entries"
@@ -95,6 +98,7 @@ class SqlitePorts:
         self.calls = SqliteCalls(writer, self.reader)
         self.archive = SqliteArchive(writer, self.reader)
         self._connections = connections
+        self._clock = clock
 
     async def status(self) -> StoreStatus:
         agents, messages = self.reader.fetch_one(_COUNTS) or (0, 0)
@@ -106,7 +110,13 @@ class SqlitePorts:
             agents=agents,
             messages=messages,
             bytes=self._measure(),
+            queue_age=self._read_queue_age(),
         )
+
+    def _read_queue_age(self) -> float:
+        oldest = [self.reader.fetch_one(_OLDEST_DUE, (priority,)) for priority in PRIORITIES]
+        due_at = [row[0] for row in oldest if row is not None and row[0] is not None]
+        return max(0.0, self._clock() - min(due_at)) if due_at else 0.0
 
     async def aclose(self) -> None:
         await self.writer.aclose()

@@ -1,0 +1,147 @@
+"""What a node says about itself: alive, ready with reasons, well or not. It is true while its store is away, too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
+from tests.fixtures.percy import Percy
+from tests.fixtures.postgres import Server
+from tests.marks import requirement
+
+GONE = {"agent_id": "gone", "endpoint": {"uri": "http://127.0.0.1:9/"}, "capabilities": [{"name": "act"}]}
+
+
+@pytest.fixture
+def postgres() -> Iterator[Server]:
+    server = Server("fabric-health")
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+async def read(node: Node, path: str, *, token: str | None = None) -> tuple[int, Any]:
+    reply = await node.send("GET", path, token=token)
+    return reply.status, reply.json
+
+
+async def eventually(node: Node, path: str, is_so: Callable[[int, Any], bool]) -> tuple[int, Any]:
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        while True:
+            found = await read(node, path)
+            if is_so(*found):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_a_node_that_is_well_says_so_everywhere() -> None:
+    async with running(Percy().agent) as node:
+        assert await read(node, "/livez") == (200, {"status": "alive"})
+        status, ready = await read(node, "/readyz")
+        assert (status, ready) == (200, {"status": "ready", "checks": {"doors": "open", "store": "ok"}})
+        status, health = await read(node, "/health")
+        assert (status, health["status"], health["version"]) == (200, "ok", "af-mcp-0.1")
+        assert set(health["checks"]) == {"doors", "store", "agents", "registry", "log", "event_loop"}
+        assert set(health["checks"].values()) == {"ok"}
+        told = (await node.operation("fabric.health"))["result"]
+        assert told["status"] == "ok"
+        assert all(check == {"status": "ok"} for check in told["checks"].values())
+
+
+@requirement("001-06")
+async def test_no_page_says_ok_while_postgresql_is_down(postgres: Server) -> None:
+    async with running(Percy().agent, config={"store": postgres.database()}) as node:
+        assert (await read(node, "/health"))[1]["status"] == "ok"
+        await asyncio.to_thread(postgres.stop)
+        ready = await eventually(node, "/readyz", lambda status, _: status == 503)
+        assert ready[1]["checks"]["store"] == "down"
+        assert ready[1]["reasons"] == ["The store does not answer"]
+        status, health = await read(node, "/health")
+        assert (status, health["status"], health["checks"]["store"]) == (200, "degraded", "down")
+        assert health["version"] == "af-mcp-0.1"
+        told = (await node.operation("fabric.health"))["result"]
+        assert (told["status"], told["checks"]["store"]["status"]) == ("degraded", "down")
+        assert told["checks"]["store"]["reason"] != ready[1]["reasons"][0]  # the operator reads the store's own words
+        page = (await read(node, "/monitoring/health", token=PSK))[1]
+        assert (page["status"], page["checks"]["database"]) == ("degraded", "down")
+        assert (await read(node, "/livez"))[0] == 200
+        assert (await node.ask("percy", "reason", "hello"))["ok"]  # a plain call needs no store
+        node.fabric.telemetry.log.flush()
+        outage = [line for line in node.log.getvalue().splitlines() if "The store did not answer" in line]
+        assert len(outage) == 1, outage
+        await asyncio.to_thread(postgres.start)
+        await eventually(node, "/readyz", lambda status, _: status == 200)
+        assert (await read(node, "/health"))[1]["status"] == "ok"
+
+
+async def test_a_node_is_not_ready_without_the_agents_that_it_requires() -> None:
+    config = {"health": {"required": ["percy", "gone", "nobody"]}}
+    async with running(Percy().agent, manifests=[GONE], config=config) as node:
+
+        def is_settled(status: int, page: Any) -> bool:
+            return bool(page.get("reasons") == ["2 of 3 required agents cannot be called"])
+
+        status, ready = await eventually(node, "/readyz", is_settled)
+        assert (status, ready["checks"]["agents"]) == (503, "down")
+        told = (await node.operation("fabric.health"))["result"]["checks"]["agents"]["reason"]
+        assert "nobody (not in the catalog)" in told
+        assert "gone (offline)" in told or "gone (unknown)" in told
+        assert "percy" not in told
+
+
+async def test_a_required_agent_that_answers_makes_the_node_ready() -> None:
+    async with running(Percy().agent, config={"health": {"required": ["percy"]}}) as node:
+        _, ready = await eventually(node, "/readyz", lambda status, _: status == 200)
+        assert ready["checks"]["agents"] == "ok"
+
+
+async def test_callers_without_credentials_learn_no_names_and_no_addresses(postgres: Server) -> None:
+    config = {"store": postgres.database(), "health": {"required": ["secret-agent"]}}
+    async with running(Percy().agent, config=config) as node:
+        await asyncio.to_thread(postgres.stop)
+        await eventually(node, "/readyz", lambda _, page: page["checks"]["store"] == "down")
+        for path in ("/livez", "/readyz", "/health"):
+            text = (await node.send("GET", path, token=None)).body.decode()
+            assert "secret-agent" not in text
+            assert str(postgres.folder) not in text
+
+
+async def test_a_file_of_agents_that_cannot_be_read_is_no_secret(tmp_path: Path) -> None:
+    agents = tmp_path / "agents.yaml"
+    agents.write_text("agents: []\n")
+    async with running(base=tmp_path, from_files=True) as node:
+        assert (await read(node, "/health"))[1]["checks"]["registry"] == "ok"
+        agents.write_text("agents: {{\n")
+        found = await eventually(node, "/health", lambda _, page: page["status"] == "degraded")
+        assert found[1]["checks"]["registry"] == "degraded"
+        assert (await read(node, "/readyz"))[0] == 200  # the agents that it had are still served
+
+
+async def test_a_log_on_a_full_disk_is_told_and_calls_go_on(tmp_path: Path) -> None:
+    """`/dev/full` takes no byte, as a full disk does."""
+    async with running(Percy().agent, config={"log": {"file": "/dev/full", "format": "json"}}) as node:
+        assert (await node.ask("percy", "reason", "hello"))["ok"]
+        found = await eventually(node, "/health", lambda _, page: page["checks"]["log"] == "degraded")
+        assert found[1]["status"] == "degraded"
+        reason = (await node.operation("fabric.health"))["result"]["checks"]["log"]["reason"]
+        assert "No space left" in reason
+        assert (await read(node, "/readyz"))[0] == 200
+
+
+async def test_a_blocked_event_loop_is_told() -> None:
+    async with running(Percy().agent) as node:
+        assert (await read(node, "/health"))[1]["checks"]["event_loop"] == "ok"
+        time.sleep(1.6)  # noqa: ASYNC251  # blocking is the point
+        found = await eventually(node, "/health", lambda _, page: page["checks"]["event_loop"] == "degraded")
+        assert found[1]["status"] == "degraded"
+        told = (await node.operation("fabric.health"))["result"]["checks"]["event_loop"]
+        assert told["reason"].startswith("The event loop was blocked for 1.")
