@@ -43,7 +43,9 @@ def definitions(path: Path) -> set[str]:
 
 def test_the_page_about_logs_and_metrics_names_every_metric() -> None:
     page = (ROOT / "docs" / "observing.md").read_text("utf-8")
-    source = "".join((SOURCE / "telemetry" / name).read_text("utf-8") for name in ("metrics.py", "history.py"))
+    source = "".join(
+        (SOURCE / "telemetry" / name).read_text("utf-8") for name in ("metrics.py", "node_metrics.py", "history.py")
+    )
     named, rendered = (
         {re.sub("_(total|info)$", "", name) for name in re.findall(pattern, text)}
         for pattern, text in ((r"`(fabric_\w+)`", page), (r'"(fabric_\w+)"', source))
