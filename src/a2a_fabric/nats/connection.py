@@ -68,6 +68,12 @@ class _Client(Client):
     def server_info(self) -> dict[str, Any]:
         return self._server_info
 
+    def fail_requests(self) -> None:
+        """The connection is lost, and the answers with it: those who wait for one may ask again at once."""
+        for future in list(self._resp_map.values()):
+            if not future.done():
+                future.set_exception(ConnectionClosedError())
+
 
 class NatsConnection:
     """Belongs to the event loop in which it was opened. `on_connect` is called after every (re)connection."""
@@ -221,6 +227,8 @@ class NatsConnection:
         if self._is_open and self._connected.is_set():
             self._connected.clear()
             _log.warning("the connection to NATS is lost (%s); reconnecting", self.last_error or "closed")
+            if self._client is not None:
+                self._client.fail_requests()
             for listener in self.on_disconnect:
                 listener()
 

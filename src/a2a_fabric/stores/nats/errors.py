@@ -12,8 +12,7 @@ from a2a_fabric.nats.connection import NatsRefused, NatsUnavailable
 WRONG_LAST_SEQUENCE = 10071
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
-NO_SUITABLE_PEERS = 10005
-REPLICAS_NOT_SUPPORTED = 10074
+NO_LEADER = (10008, 10009)
 
 STARTUP_ADVICE = ". Is it running, and is the address right?"
 RUNNING_ADVICE = "; the node keeps trying"
@@ -56,7 +55,7 @@ def translate(error: Exception, address: str, advice: str = RUNNING_ADVICE) -> S
         return StoreFull(address)
     if error.err_code in _NO_JETSTREAM:
         return build_without_jetstream(address)
-    if error.err_code in (10008, 10009):  # the cluster has no leader now
+    if error.err_code in NO_LEADER:
         return StoreUnavailable(f"{address} has no leader now{advice}", store=address)
     build_sentence = _BY_CODE.get(error.err_code)
     return StoreUnusable(build_sentence(address, reason) if build_sentence else f"{address}: {reason}", store=address)
@@ -81,6 +80,14 @@ def build_lost_log(address: str, head: int, applied: int) -> StoreCorrupt:
         address,
         f"its log ends at {head}, and this node has applied {applied}: the server lost confirmed writes, or "
         "the stream was replaced. Restart the nodes to continue with what the server has",
+    )
+
+
+def build_diverged(address: str, reason: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"{address}: the copy of this node differs from the log ({reason}), so the node writes nothing more. "
+        "Restart the node, which makes the copy anew",
+        store=address,
     )
 
 

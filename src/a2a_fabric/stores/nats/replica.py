@@ -35,7 +35,6 @@ from a2a_fabric.stores.nats.log import LogMessage
 from a2a_fabric.stores.sqlite.connections import CREATE_MIGRATIONS, SqliteConnections, apply_migration, read_applied
 from a2a_fabric.stores.sqlite.database import FinishedWork, PendingWork, run_units
 
-_CREATE_POSITION = "CREATE TABLE log_position (sequence INTEGER NOT NULL, batch BLOB NOT NULL)"
 _SET_POSITION = "UPDATE log_position SET sequence = ?, batch = ?"
 
 
@@ -69,7 +68,8 @@ class Replica:
             self._writer.execute("PRAGMA synchronous = OFF")  # the log is what lasts
             self._writer.execute("PRAGMA cache_size = -32768")
             self._writer.execute("PRAGMA wal_autocheckpoint = 4000")
-            _create_position(self._writer)
+            self._writer.execute("CREATE TABLE log_position (sequence INTEGER NOT NULL, batch BLOB NOT NULL)")
+            self._writer.execute("INSERT INTO log_position VALUES (0, ?)", (NO_BATCH,))
             self.reader = _connect(path)
             self.reader.execute("PRAGMA query_only = ON")
             self.reader.execute("PRAGMA cache_size = -16384")
@@ -214,13 +214,6 @@ class Replica:
             raise StoreCorrupt(self._address, f"its snapshot cannot be read: {exc}") from exc
         self._set_position(int(sequence), bytes(batch_id))
 
-    def clear(self) -> None:
-        """Forget everything, to begin again with the first message of the log."""
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
-            _create_position(empty)
-            empty.backup(self._writer)
-        self._set_position(0, NO_BATCH)
-
     def _set_position(self, sequence: int, batch_id: bytes) -> None:
         self.sequence = self._complete = sequence
         self.batch_id = batch_id
@@ -239,11 +232,6 @@ class Replica:
             connection.close()
         if os.name == "nt":
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _create_position(connection: sqlite3.Connection) -> None:
-    connection.execute(_CREATE_POSITION)
-    connection.execute("INSERT INTO log_position VALUES (0, ?)", (NO_BATCH,))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

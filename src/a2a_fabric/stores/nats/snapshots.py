@@ -36,8 +36,7 @@ _READ_SIZE = 1 << 20
 _MAX_CHUNK = 512 << 10
 _ATTEMPTS = 5  # for one chunk, while a leader is elected
 _PAUSE = 1.0
-_INTERVAL = 5.0  # seconds between two snapshots, at least
-_KEPT_MESSAGES = 1000  # of the log before a snapshot, for nodes that are a little behind
+_INTERVAL, _FULL_INTERVAL = 5.0, 1.0  # seconds between two snapshots, at least
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +85,9 @@ class Snapshots:
                 await self._download(manifest, file)
             await load(path)
 
-    async def shorten(self, log_stream: str, manifest: SnapshotManifest, *, keep_some: bool) -> None:
-        """Remove what this snapshot replaces: older snapshots, and the log before it, except for its end."""
-        first = manifest.sequence + 1 - (_KEPT_MESSAGES if keep_some else 0)
+    async def shorten(self, log_stream: str, manifest: SnapshotManifest, kept: int) -> None:
+        """Remove what this snapshot replaces: older snapshots, and the log before it, except for `kept` messages."""
+        first = manifest.sequence + 1 - kept
         if first > 1:
             await self._jetstream.purge(log_stream, seq=first)
         for sequence, token in await self._list():
@@ -167,6 +166,7 @@ class Snapshotter:
         # Nodes reach the limits at different times, so mostly one of them does the work.
         self._max_messages = int(max_messages * random.uniform(1, 1.5))
         self._max_bytes = int(max_bytes * random.uniform(1, 1.5))
+        self._kept = max_messages // 20  # for nodes that are a little behind
         self._last = 0  # sequence of the newest snapshot that is known
         self._last_size = 0
         self._bytes = 0  # of the log since then
@@ -188,7 +188,7 @@ class Snapshotter:
         )
         is_busy = self._task is not None and not self._task.done()
         if (is_long or self._is_requested) and sequence > self._last and not is_busy and now >= self._not_before:
-            self._not_before = now + _INTERVAL
+            self._not_before = now + (_FULL_INTERVAL if self._is_requested else _INTERVAL)
             self._task = asyncio.create_task(self._write())
 
     async def load(self, in_thread: InThread) -> bool:
@@ -221,7 +221,7 @@ class Snapshotter:
             if newest is None or newest.sequence <= self._last or self._is_requested:
                 newest = await self._snapshots.write(self._replica.copy_to)
                 _log.info("snapshot of the store up to %d: %d bytes", newest.sequence, newest.size)
-                await self._snapshots.shorten(self._log_stream, newest, keep_some=not self._is_requested)
+                await self._snapshots.shorten(self._log_stream, newest, 0 if self._is_requested else self._kept)
             self._note(newest)
         except (StoreCorrupt, NatsUnavailable, JetStreamRefused, sqlite3.Error, OSError) as exc:
             _log.warning("a snapshot of the store failed, and is tried again: %s", exc)

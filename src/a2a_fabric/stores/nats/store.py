@@ -29,7 +29,7 @@ from a2a_fabric.nats.address import NatsSettings, parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection, NatsRefused, NatsUnavailable
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.stores.migrate import SchemaStatus, check_schema
-from a2a_fabric.stores.nats.errors import STARTUP_ADVICE, JetStreamRefused, translate
+from a2a_fabric.stores.nats.errors import NO_LEADER, STARTUP_ADVICE, JetStreamRefused, translate
 from a2a_fabric.stores.nats.log import JetStream, StreamLog
 from a2a_fabric.stores.nats.replica import Replica
 from a2a_fabric.stores.nats.server import StreamNames, check_server, ensure_streams, find_log
@@ -174,8 +174,11 @@ class NatsStore(SqlitePorts):
         try:
             with _translated(settings):
                 names = StreamNames(settings.name)
-                await ensure_streams(
-                    parts.jetstream, names, settings.replicas, settings.max_bytes, settings.safe_address
+                await _retry(
+                    settings,
+                    lambda: ensure_streams(
+                        parts.jetstream, names, settings.replicas, settings.max_bytes, settings.safe_address
+                    ),
                 )
                 await parts.writer.open(asyncio.get_running_loop().time() + _OPEN_TIMEOUT)
         except BaseException:
@@ -202,7 +205,7 @@ async def _connect(settings: NatsStoreSettings) -> StoreParts:
         connection = await NatsConnection.open(settings.connection, f"a2a-fabric store {node}", 2 * settings.timeout)
         jetstream = JetStream(connection)
         try:
-            await check_server(jetstream, address)
+            await _retry(settings, lambda: check_server(jetstream, address))
             replica = await asyncio.to_thread(Replica, address, settings.folder)
         except OSError as exc:
             await connection.aclose()
@@ -223,6 +226,19 @@ async def _connect(settings: NatsStoreSettings) -> StoreParts:
         notices.post_all,
     )
     return StoreParts(address, jetstream, replica, writer, notices)
+
+
+async def _retry(settings: NatsStoreSettings, operation: Callable[[], Awaitable[T]]) -> T:
+    """A cluster that has just started has no leader for some seconds, and does not answer."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + 2 * settings.timeout
+    while True:
+        try:
+            return await operation()
+        except (NatsUnavailable, JetStreamRefused) as exc:
+            if loop.time() >= ends_at or (isinstance(exc, JetStreamRefused) and exc.err_code not in NO_LEADER):
+                raise
+        await asyncio.sleep(0.2)
 
 
 @contextmanager

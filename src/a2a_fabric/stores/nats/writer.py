@@ -30,7 +30,6 @@ from a2a_fabric.core.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
-    StoreUnusable,
 )
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.nats.connection import NatsRefused, NatsUnavailable
@@ -38,6 +37,7 @@ from a2a_fabric.stores.changes import LogThrottle, set_outcome
 from a2a_fabric.stores.nats.batches import UnreadableMessage, split_batch
 from a2a_fabric.stores.nats.errors import (
     JetStreamRefused,
+    build_diverged,
     build_lost_log,
     build_unconfirmed,
     build_unreadable,
@@ -61,7 +61,6 @@ _TICK = 1.0
 _DELIVERY_WAIT = 0.1  # for a message that is known to be in the log; then it is asked for
 _CONTENTION = 1.0  # seconds after a lost race in which this node leaves the others a gap
 _CLOCK_INTERVAL = 30.0
-_REBUILD_INTERVAL = 60.0  # a copy that differs again within this time is given up
 _HEADROOM = 4096  # of `max_payload`, for headers
 
 
@@ -121,7 +120,7 @@ class ReplicatedWriter:
         self._wake = asyncio.Event()
         self._away_since: float | None = None
         self._failure: StoreError | None = None  # the copy cannot go on; restarting the node may help
-        self._conflict_at = self._rebuilt_at = float("-inf")
+        self._conflict_at = float("-inf")
         self._clock_read_at = float("-inf")
         self._throttle = LogThrottle(_log)
         self._is_open = True
@@ -355,11 +354,9 @@ class ReplicatedWriter:
         try:
             applied = await self._in_thread(self._replica.apply, fresh)
         except CopyDiverged as exc:
-            self._stream.follower.mark_stale()
-            await self._rebuild(exc)
-            return
+            self._failure = build_diverged(self._address, str(exc))
+            raise self._failure from exc
         except UnreadableMessage as exc:
-            self._stream.follower.mark_stale()
             self._failure = build_unreadable(self._address, self._replica.sequence + 1, str(exc))
             raise self._failure from exc
         except BaseException:
@@ -385,21 +382,6 @@ class ReplicatedWriter:
             raise StoreCorrupt(
                 self._address, f"its log begins with {first}, and its snapshot ends with {self._replica.sequence}"
             )
-
-    async def _rebuild(self, reason: CopyDiverged) -> None:
-        """The copy or the log is wrong. Make the copy anew from the log; if that does not help, give up."""
-        if _now() - self._rebuilt_at < _REBUILD_INTERVAL:
-            self._failure = StoreUnusable(
-                f"{self._address}: the log cannot be repeated here ({reason}). Nodes with other versions of SQLite may "
-                "have written it: export the store from a node that works, and import it under another name",
-                store=self._address,
-            )
-            raise self._failure from reason
-        _log.warning("the copy of %s differs from the log (%s); it is made anew", self._address, reason)
-        self._rebuilt_at = _now()
-        await self._in_thread(self._replica.clear)
-        await self._restart_follower(await self._stream.read_info())
-        self._on_commit(None)
 
     # Small things
 
