@@ -397,9 +397,9 @@ async def test_a_node_whose_copy_differs_stops_writing_until_it_is_restarted() -
         there._parts.replica._writer.execute("DELETE FROM jobs")  # as a fault of the disk would
         await here.jobs.append(jobs[0].fencing_token, tokens("a"))
         with pytest.raises(StoreUnusable, match="Restart the node"):
-            await there.jobs.accept(new_job())
-        with pytest.raises(StoreUnusable, match="Restart the node"):
             await there.status()
+        with pytest.raises(StoreUnusable, match="Restart the node"):
+            await there.jobs.accept(new_job())
         async with opened(address) as restarted:
             assert await same(here, restarted)
 
