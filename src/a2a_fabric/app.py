@@ -17,7 +17,7 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, read_environment, resolve_env
+from a2a_fabric.config import Config, LimitSettings, read_environment, resolve_env
 from a2a_fabric.coordination.signals import SignalExchange
 from a2a_fabric.coordination.tasks import TaskTranslator
 from a2a_fabric.core.active_policy import ActivePolicy
@@ -27,7 +27,7 @@ from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSettings
-from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.limits import CallerShare, FairLimit
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import administers, is_operator
@@ -118,6 +118,22 @@ if TYPE_CHECKING:  # most nodes are one process
 
 _log = logging.getLogger(__name__)
 
+# The others belong to the server (see `cli.up`), or to parts that take them when they are built.
+_LIMITS_OF_A_RUNNING_NODE = (
+    "timeout_ms",
+    "max_timeout_ms",
+    "share_per_caller",
+    "concurrent_calls",
+    "concurrent_calls_per_agent",
+    "calls_per_minute",
+    "failed_attempts_per_minute",
+    "streams",
+    "subscriptions",
+    "agent_threads",
+    "reply_bytes",
+    "drain_seconds",
+)
+
 
 class Fabric:
     """A node. `async with Fabric(config) as node:` starts it; `node.app` is its ASGI application."""
@@ -149,6 +165,7 @@ class Fabric:
         check_plain_listeners(self.config)
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
+        self._caller_share = CallerShare(self.config.limits.share_per_caller)
         self.active_policy = ActivePolicy(self.config.policy)
         self._guards = Guards([_build_guard(settings) for settings in self.config.guards])
         self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
@@ -157,7 +174,8 @@ class Fabric:
         self._workers = workers
         self._owner_tag = "" if workers is None else workers.owner_tag
         self._lifetimes = AsyncExitStack()
-        self._has_checked_views = not self.config.views
+        self._views = self.config.views
+        self._has_checked_views = not self._views
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -237,12 +255,8 @@ class Fabric:
             lambda principal: self.registry.list_tool_notices() if administers(principal) else ()
         )
         limits = config.limits
-        self._streams = FairLimit(
-            "streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0
-        )
-        self._subscriptions = FairLimit(
-            "subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0
-        )
+        self._streams = FairLimit("streams and waiting requests", limits.streams, self._caller_share, retry_after=5.0)
+        self._subscriptions = FairLimit("subscriptions", limits.subscriptions, self._caller_share, retry_after=10.0)
         self._failed_attempts = FailedAttempts(limits.failed_attempts_per_minute)
         self._message_signals = ConversationSignals()
         self.jobs = self._build_jobs(stack)
@@ -392,6 +406,10 @@ class Fabric:
 
             def take_effect() -> None:
                 change_auth()
+                self._stored_keys.apply_views()
+                if config.views != self._views:
+                    self._views, self._has_checked_views = config.views, False
+                    self._log_view_warnings(self.registry.catalog)
                 self._authentication.reserve_names(reserved)
                 self.app.set_token_middleware(self._authentication.build_token_middleware())
 
@@ -399,27 +417,25 @@ class Fabric:
 
         register = self.settings.register
         register("auth", prepare_auth)
+        register("views", prepare_auth)
         register("policy", lambda config: self.active_policy.prepare(config.policy))
         register("log.level", lambda config: partial(self.telemetry.log.set_level, config.log.level))
-        for name in ("limits.timeout_ms", "limits.max_timeout_ms"):
-            register(
-                name,
-                lambda config: partial(
-                    self.gateway.set_timeouts, config.limits.timeout_ms, config.limits.max_timeout_ms
-                ),
-            )
-        register("limits.concurrent_calls", lambda config: partial(self._calls.resize, config.limits.concurrent_calls))
-        register("limits.streams", lambda config: partial(self._streams.resize, config.limits.streams))
-        register(
-            "limits.subscriptions", lambda config: partial(self._subscriptions.resize, config.limits.subscriptions)
-        )
-        register(
-            "limits.failed_attempts_per_minute",
-            lambda config: partial(self._failed_attempts.set_rate, config.limits.failed_attempts_per_minute),
-        )
-        register(
-            "limits.calls_per_minute", lambda config: partial(self._call_rate.set_rate, config.limits.calls_per_minute)
-        )
+        self.settings.register_limits(_LIMITS_OF_A_RUNNING_NODE, self._apply_limits)
+
+    def _apply_limits(self, limits: LimitSettings) -> None:
+        self.gateway.set_timeouts(limits.timeout_ms, limits.max_timeout_ms)
+        self._calls.resize(limits.concurrent_calls)
+        if limits.calls_per_minute != self._call_rate.per_minute:
+            self._call_rate.set_rate(limits.calls_per_minute)
+        self._failed_attempts.set_rate(limits.failed_attempts_per_minute)
+        self._streams.resize(limits.streams)
+        self._subscriptions.resize(limits.subscriptions)
+        self._caller_share.set(limits.share_per_caller)
+        self._agent_threads.resize(limits.agent_threads)
+        self.runtime_pool.set_limits(limits.concurrent_calls_per_agent, limits.drain_seconds)
+        self.jobs.set_drain_timeout(limits.drain_seconds)
+        if self._runtime_factory.set_reply_bytes(limits.reply_bytes):
+            self.runtime_pool.replace_all()
 
     def reload(self, config: Config, *, is_requested: bool = False) -> ReloadOutcome:
         """Put a changed configuration into effect as far as possible. `is_requested`: keys and issuers are read anew
@@ -432,11 +448,11 @@ class Fabric:
         return self.active_policy.bind(self._identify.narrow(principal, Credentials(view=view)), "mcp", "", "")
 
     def _log_view_warnings(self, catalog: Catalog) -> None:
-        """Once, when each agent has been asked what it offers: views do not change while the node runs."""
+        """Once, when each agent has been asked what it offers, and after a change of the views."""
         if self._has_checked_views or self.registry.unasked.has_any:
             return
         self._has_checked_views = True
-        for warning in list_view_warnings(self.config, catalog):
+        for warning in list_view_warnings(self._views, catalog):
             _log.warning("%s", warning)
 
     def _connect_sources(self, stack: AsyncExitStack) -> None:
@@ -483,7 +499,7 @@ class Fabric:
     def _build_runtime_pool(self, stack: AsyncExitStack) -> RuntimePool:
         limits = self.config.limits
         context = self._build_runtime_context(stack)
-        factory = RuntimeFactory(
+        factory = self._runtime_factory = RuntimeFactory(
             self.config.registration.runtimes,
             context,
             self._reach,
@@ -501,7 +517,7 @@ class Fabric:
             loader=factory.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
-            share=limits.share_per_caller,
+            share=self._caller_share,
             drain_timeout=limits.drain_seconds,
             probe_timeout=self.config.health.timeout,
             is_signed=self._node_identity.is_signed,
@@ -517,9 +533,9 @@ class Fabric:
         web = OutboundClient(Guard(allow=config.tools.web_allow))
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
-        share = config.limits.share_per_caller
+        share = self._caller_share
         tool_threads = WorkerThreads("tools", config.tools.threads, share)
-        agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
+        agent_threads = self._agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
         computations = Computations(config.tools.processes, share)
         self._runtime_clients = [http, web]
         self._thread_limits = {"tool_threads": tool_threads.running, "agent_threads": agent_threads.running}
@@ -642,7 +658,7 @@ class Fabric:
         delegations = DelegationGuard(make_chain_name(config.node_id), config.routing.max_delegations)
         planner = Planner(registry, config.routing)
         limits = config.limits
-        call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
+        call_limit = self._calls = FairLimit("calls", limits.concurrent_calls, self._caller_share)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
         coordination = CoordinationGuard(delegations.node, lambda: registry.catalog.agents)
         authorize_call = authorize(registry, delegations, self.active_policy, coordination)
@@ -709,7 +725,7 @@ class Fabric:
             count_calls=self._call_rate.count,  # now, instead of postponing the job later
             find_capability=self._find_capability,
             node_id=config.node_id,
-            share=config.limits.share_per_caller,
+            share=self._caller_share,
             waiting_requests=self._streams,
             drain_timeout=config.limits.drain_seconds,
             listener=JobLogger(self.telemetry.log, None if self._recorder is None else self._recorder.record_job),
@@ -735,7 +751,7 @@ class Fabric:
             settings,
             self._message_signals,
             metrics.count_message_sent,
-            self.config.limits.share_per_caller,
+            self._caller_share,
             lambda agent_id: self.registry.catalog.is_discovered(agent_id),
             self._guards,
         )
@@ -784,7 +800,7 @@ class Fabric:
             streams=self._streams,
             subscriptions=self._subscriptions,
             failed_attempts=self._failed_attempts,
-            caller_share=self.config.limits.share_per_caller,
+            caller_share=self._caller_share,
             body_bytes=self.config.limits.body_bytes,
             metrics=render_metrics if self.config.metrics else None,
             call_log=self.telemetry.log,

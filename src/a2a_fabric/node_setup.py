@@ -197,17 +197,18 @@ class Authentication:
         return self.resolver
 
     def prepare(self, config: Config) -> Callable[[], None]:
-        """Check the section `auth` of a new configuration; the function puts it into effect. Raises ConfigError."""
+        """Check `auth` and `views` of a new configuration; the function puts both into effect. Raises ConfigError."""
         if config.auth.nodes != self._config.auth.nodes:
             raise ConfigError("auth.nodes cannot change while the node runs. Restart the node")
-        config = msgspec.structs.replace(self._config, auth=config.auth)
+        config = msgspec.structs.replace(self._config, auth=config.auth, views=config.views)
+        views = _index_views(config)
         keys, tokens = collect_shared_keys(config, self._psk), self._build_tokens(config)
         certificates = build_certificate_callers(config)
 
         def take_effect() -> None:
-            self._config = config
+            self._config, self._views = config, views
             self.keys.set_configured(keys)
-            self.resolver.replace(_make_anonymous_principal(config), tokens, certificates)
+            self.resolver.replace(_make_anonymous_principal(config), tokens, certificates, config.views)
 
         return take_effect
 
@@ -426,12 +427,12 @@ def list_exposure_warnings(config: Config) -> list[str]:
     return messages
 
 
-def list_view_warnings(config: Config, manifests: Iterable[Manifest]) -> list[str]:
+def list_view_warnings(views: Iterable[View], manifests: Iterable[Manifest]) -> list[str]:
     """A warning for each view that includes nothing of these agents and tools, or everything, and for each of its
     patterns that matches nothing.
     """
     offered, warnings = list(manifests), list[str]()
-    for view in config.views:
+    for view in views:
         if not any(map(view.may_include, offered)):
             warnings.append(
                 f"views: '{view.name}' matches no agent and no tool, so its callers see nothing. Compare its patterns "

@@ -126,6 +126,17 @@ class RuntimeFactory:
 
         self._tls_clients: dict[ClientTLSFiles, OutboundClient] = {}
 
+    def set_reply_bytes(self, reply_bytes: int) -> bool:
+        """For runtimes that are built from now on; whether it is another limit than before."""
+        if reply_bytes == self._context.reply_bytes:
+            return False
+        self._context = replace(self._context, reply_bytes=reply_bytes)
+        self._foreign_context = replace(self._foreign_context, reply_bytes=reply_bytes)
+        self._guarded_contexts = {
+            guard: replace(context, reply_bytes=reply_bytes) for guard, context in self._guarded_contexts.items()
+        }
+        return True
+
     async def aclose(self) -> None:
         for http in (*self._clients.values(), *self._tls_clients.values()):
             await http.aclose()

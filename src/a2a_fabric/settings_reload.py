@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from a2a_fabric.config import Config
+from a2a_fabric.config import Config, LimitSettings
 from a2a_fabric.core.errors import ConfigError
 
 TakeEffect = Callable[[], None]
@@ -34,13 +35,19 @@ class SettingsReload:
 
     def __init__(self, running: Config) -> None:
         self.running = running
-        self._parts: dict[str, Prepare] = {}
+        self._parts: dict[str, list[Prepare]] = {}
 
     def register(self, setting: str, prepare: Prepare) -> None:
         """`setting` is a name such as `auth` or `log.level`. `prepare` gets the new configuration, raises ConfigError
-        if it cannot be used, changes nothing, and returns the function that puts it into effect.
+        if it cannot be used, changes nothing, and returns the function that puts it into effect. Several parts of the
+        node may take over the same setting.
         """
-        self._parts[setting] = prepare
+        self._parts.setdefault(setting, []).append(prepare)
+
+    def register_limits(self, names: Iterable[str], take_effect: Callable[[LimitSettings], None]) -> None:
+        """`take_effect` gets the new limits if one of these has changed."""
+        for name in names:
+            self.register(f"limits.{name}", lambda config: partial(take_effect, config.limits))
 
     def apply(self, config: Config, *, again: Iterable[str] = ()) -> ReloadOutcome:
         """Put into effect what changed, and the settings `again` in any case. Raises ConfigError; then nothing has
@@ -48,7 +55,7 @@ class SettingsReload:
         """
         changed = [name for name in self._parts if _read(config, name) != _read(self.running, name)]
         due = [name for name in self._parts if name in changed or name in again]
-        effects = [self._parts[name](config) for name in due]
+        effects = [prepare(config) for name in due for prepare in self._parts[name]]
         for take_effect in effects:
             take_effect()
         for name in changed:

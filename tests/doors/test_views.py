@@ -217,7 +217,7 @@ def test_whether_a_view_includes_all_of_an_agent_is_never_guessed_too_widely() -
 
 
 async def test_the_check_warns_of_views_that_match_nothing_or_everything(node: Node) -> None:
-    warnings = list_view_warnings(node.fabric.config, node.fabric.registry.catalog)
+    warnings = list_view_warnings(node.fabric.config.views, node.fabric.registry.catalog)
     assert [warning.partition(" matches ")[0] for warning in warnings[::2]] == [
         "views: 'nothing'",
         "views: 'everything'",

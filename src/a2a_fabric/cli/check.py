@@ -82,7 +82,7 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
                 problems=problems,
                 warnings=[
                     *list_exposure_warnings(config),
-                    *list_view_warnings(config, catalog),
+                    *list_view_warnings(config.views, catalog),
                     *setup.remarks,
                     *setup.warn_of_unset(catalog.agents),
                     *_find_missing_programs(setup, catalog.agents),

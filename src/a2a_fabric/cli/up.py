@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -25,7 +26,7 @@ from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile
 from a2a_fabric.cli.output import remark
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.local_node import StateFolder
-from a2a_fabric.config import Config, TLSSettings, parse_listen, prepare_process, read_environment
+from a2a_fabric.config import Config, LimitSettings, TLSSettings, parse_listen, prepare_process, read_environment
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
@@ -189,6 +190,7 @@ async def _serve(
                 not_ready_seconds=limits.not_ready_seconds,
                 tls=tls,
             )
+            node.settings.register_limits(_SERVER_LIMITS, partial(_apply_limits, server))
             if tls is not None:
                 node.settings.register("tls", _follow_tls(tls, setup.base))
             if worker is None:
@@ -275,6 +277,18 @@ def _load_tls(setup: NodeSetup) -> ServerTLS | None:
     """Raises ConfigError."""
     files = resolve_tls_files(setup.base, setup.config)
     return None if files is None else ServerTLS(files)
+
+
+_SERVER_LIMITS = ("connections", "request_seconds", "unread_seconds", "drain_seconds")
+
+
+def _apply_limits(server: HttpServer, limits: LimitSettings) -> None:
+    server.set_limits(
+        drain_timeout=limits.drain_seconds,
+        connections=raise_file_limit(limits.connections),
+        request_seconds=limits.request_seconds,
+        unread_seconds=limits.unread_seconds,
+    )
 
 
 def _follow_tls(tls: ServerTLS, base: Path) -> Prepare:

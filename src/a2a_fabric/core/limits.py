@@ -19,6 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import Protocol
+from weakref import WeakSet
 
 from a2a_fabric.core.errors import FabricError, RateLimited
 
@@ -26,6 +28,40 @@ DEFAULT_SHARE = 0.75
 ANONYMOUS_CALLER = "anonymous"
 _UNLIMITED = 1e18  # a multiple; of nothing it is still nothing
 _MAX_BUCKETS = 10_000
+
+
+class FollowsShare(Protocol):
+    def set_share(self, share: float) -> None: ...
+
+
+class CallerShare:
+    """The share of one caller, for limits that follow it while the node runs."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._followers: WeakSet[FollowsShare] = WeakSet()
+
+    def follow(self, follower: FollowsShare) -> None:
+        self._followers.add(follower)
+
+    def set(self, value: float) -> None:
+        self.value = value
+        for follower in tuple(self._followers):
+            follower.set_share(value)
+
+
+Share = float | CallerShare
+
+
+def follow_share(share: Share, follower: FollowsShare) -> float:
+    """The share as it is; `follower` is told when it changes."""
+    if isinstance(share, CallerShare):
+        share.follow(follower)
+    return read_share(share)
+
+
+def read_share(share: Share) -> float:
+    return share.value if isinstance(share, CallerShare) else share
 
 
 class FairLimit:
@@ -36,6 +72,7 @@ class FairLimit:
     """
 
     __slots__ = (
+        "__weakref__",
         "_free",
         "_held_by_caller",
         "_multiple",
@@ -50,7 +87,7 @@ class FairLimit:
         self,
         resource_name: str,
         capacity: int,
-        share: float = DEFAULT_SHARE,
+        share: Share = DEFAULT_SHARE,
         *,
         retry_after: float = 1.0,
         used_up: Callable[[], FabricError] | None = None,
@@ -58,7 +95,7 @@ class FairLimit:
         self.capacity = capacity
         self._free = capacity
         self._resource_name = resource_name
-        self._multiple = share_to_multiple(share)
+        self._multiple = share_to_multiple(follow_share(share, self))
         # With more than this free no caller can hold the multiple of it, so one comparison is enough.
         self._scarce = int(capacity / (1 + self._multiple)) + 1
         self._retry_after = retry_after
@@ -70,6 +107,10 @@ class FairLimit:
         self._free += capacity - self.capacity
         self.capacity = capacity
         self._scarce = int(capacity / (1 + self._multiple)) + 1
+
+    def set_share(self, share: float) -> None:
+        self._multiple = share_to_multiple(share)
+        self._scarce = int(self.capacity / (1 + self._multiple)) + 1
 
     def acquire(self, principal_id: str | None) -> None:
         """Raises RateLimited."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from a2a_fabric.core.limits import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit, Share
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,8 +36,9 @@ class _WorkItem:
 class WorkerThreads:
     """Belongs to one event loop. `name` appears in refusals."""
 
-    def __init__(self, name: str, threads: int, share: float = DEFAULT_SHARE) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"fabric {name}")
+    def __init__(self, name: str, threads: int, share: Share = DEFAULT_SHARE) -> None:
+        self._prefix = f"fabric {name}"
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=self._prefix)
         self.running = FairLimit(f"threads for {name}", threads, share)
         self._waiting = FairLimit(
             f"pieces of work that wait for threads for {name}", threads * _WAITING_PER_THREAD, share
@@ -59,6 +60,16 @@ class WorkerThreads:
             self._withdraw(work)
             raise
         return result
+
+    def resize(self, threads: int) -> None:
+        """With fewer threads, those that run finish what they do."""
+        if threads == self.running.capacity:
+            return
+        pool, self._pool = self._pool, ThreadPoolExecutor(threads, thread_name_prefix=self._prefix)
+        pool.shutdown(wait=False)
+        self.running.resize(threads)
+        self._waiting.resize(threads * _WAITING_PER_THREAD)
+        self._start_runnable()
 
     def close(self) -> None:
         """Drop waiting work, and do not wait for running work."""

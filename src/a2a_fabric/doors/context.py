@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.file_version import FileVersion, read_file_version
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.failed_attempts import FailedAttempts
@@ -109,7 +109,7 @@ class DoorContext:
     streams: FairLimit  # the limit that the two functions above count
     subscriptions: FairLimit
     failed_attempts: FailedAttempts
-    caller_share: float = DEFAULT_SHARE  # of each limit, for one caller
+    caller_share: Share = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], Awaitable[bytes]] | None = None
     call_log: CallLog | None = None

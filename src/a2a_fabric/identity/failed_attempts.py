@@ -25,10 +25,11 @@ class FailedAttempts:
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting = 0
-        self.set_rate(per_minute)
+        self._buckets = TokenBuckets(per_minute, clock)
 
     def set_rate(self, per_minute: int) -> None:
-        self._buckets = TokenBuckets(per_minute, self._clock)
+        if per_minute != self._buckets.per_minute:
+            self._buckets = TokenBuckets(per_minute, self._clock)
 
     def find_delay(self, address: str) -> float:
         """Count a failure of this address; the seconds by which its refusal is to be delayed."""

@@ -150,9 +150,14 @@ class Resolver:
         return principal if credentials.view is None else self.narrow(principal, credentials)
 
     def replace(
-        self, anonymous: Principal | None, tokens: TokenPrincipals | None, certificates: CertificateCallers
+        self,
+        anonymous: Principal | None,
+        tokens: TokenPrincipals | None,
+        certificates: CertificateCallers,
+        views: Iterable[View],
     ) -> None:
         """Other settings count from now on."""
+        self._views = {view.name: view for view in views}
         self._anonymous, self._tokens, self._certificates = anonymous, tokens, certificates
         self._forget()
 

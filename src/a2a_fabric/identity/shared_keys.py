@@ -167,8 +167,12 @@ class StoredKeysFollower:
         if rows == self._rows:
             return
         self._rows = rows
-        self._keys.set_stored([key for row in rows if (key := self._to_known_key(row)) is not None])
+        self.apply_views()
         self._on_change()
+
+    def apply_views(self) -> None:
+        """Make the keys that count of those that were read, with the views as they are now."""
+        self._keys.set_stored([key for row in self._rows if (key := self._to_known_key(row)) is not None])
 
     async def run(self) -> None:
         """Until cancelled."""

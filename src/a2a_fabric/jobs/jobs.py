@@ -43,7 +43,7 @@ from a2a_fabric.core.job import (
     compute_call_digest,
     new_job_id,
 )
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
 from a2a_fabric.core.logins import login_error_from_questions
 from a2a_fabric.core.result import Answer, Event, Result
 from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, call_store_within, retry_store_call
@@ -131,7 +131,7 @@ class JobDependencies(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float  # seconds that running jobs have to finish when the node stops
     listener: JobListener = NullJobListener()
     waiting_requests: FairLimit = msgspec.field(default_factory=lambda: FairLimit("requests that wait", 1 << 30))
-    share: float = DEFAULT_SHARE  # of the slots for jobs that one owner may have
+    share: Share = DEFAULT_SHARE  # of the slots for jobs that one owner may have
     override_handler: HandlerOverride = keep_handler  # replaces the handler of some jobs
 
 
@@ -188,6 +188,9 @@ class Jobs:
     async def _prune(self) -> bool:
         retention = RetentionPolicy(max_age=self.settings.keep_seconds, max_bytes=self.settings.keep_bytes)
         return (await self._store.jobs.prune(retention, _PRUNE_BATCH)).is_done
+
+    def set_drain_timeout(self, seconds: float) -> None:
+        self._worker.drain_timeout = seconds
 
     def stop(self) -> None:
         """Begin no more jobs; readers get an error that says to continue later."""

@@ -35,7 +35,7 @@ from a2a_fabric.core.job import (
     WorkerSlots,
     decide_after_takeover,
 )
-from a2a_fabric.core.limits import DEFAULT_SHARE
+from a2a_fabric.core.limits import DEFAULT_SHARE, Share, read_share
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import WORK_TOPIC, JobStore, Store, WakeHandle, job_topic
@@ -77,13 +77,13 @@ class Worker:
         node_id: str,
         drain_timeout: float,
         listener: JobListener,
-        share: float = DEFAULT_SHARE,
+        share: Share = DEFAULT_SHARE,
     ) -> None:
         self.hold = HoldRequest(worker=f"{node_id}:{new_id()}", lease=settings.lease_seconds)
         self._store = store
         self._handlers = handlers
         self._settings = settings
-        self._drain_timeout = drain_timeout
+        self.drain_timeout = drain_timeout
         self._listener = listener
         self._share = share
         self._recovery = LeaseRecovery(store.jobs, handlers, self.hold, listener)
@@ -112,7 +112,7 @@ class Worker:
             if self._claim_task is not None:
                 # A claim that is under way must finish, or its jobs would wait for their leases to run out.
                 await asyncio.wait({self._claim_task}, timeout=_STOP_TIMEOUT)
-            await self._wait_for_tasks(self._drain_timeout)
+            await self._wait_for_tasks(self.drain_timeout)
         finally:
             for run in list(self._runs.values()):
                 run.stop("stopping")
@@ -246,7 +246,7 @@ class Worker:
 
     def _build_slots(self) -> WorkerSlots:
         # Internal jobs take no slots from owners, because webhook receivers may be slow.
-        return WorkerSlots(self._settings.concurrent, self._share, self._slots_by_owner)
+        return WorkerSlots(self._settings.concurrent, read_share(self._share), self._slots_by_owner)
 
     @property
     def _is_store_behind(self) -> bool:

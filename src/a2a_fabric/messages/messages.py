@@ -18,7 +18,7 @@ from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, check_at
 from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
 from a2a_fabric.core.guards import Guards
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
 from a2a_fabric.core.policy import check_agent_name, check_scope
 from a2a_fabric.core.propagation import Trace
@@ -101,7 +101,7 @@ class Messages:
         settings: MessageSettings,
         signals: ConversationSignals,
         on_sent: Callable[[], None] = lambda: None,
-        share: float = DEFAULT_SHARE,
+        share: Share = DEFAULT_SHARE,
         is_learnt: Callable[[str], bool] = lambda agent_id: False,
         guards: Guards | None = None,
     ) -> None:

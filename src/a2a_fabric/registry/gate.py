@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Emit, Step, compose, ignore_event
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, DelegationGuard, MaybeChain
 from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
@@ -56,17 +55,24 @@ class Gate:
         most: int,
         policy: BreakerPolicy,
         clock: Callable[[], float] = time.monotonic,
-        share: float = DEFAULT_SHARE,
+        share: Share = DEFAULT_SHARE,
     ) -> None:
         self.breaker: Breaker = CLOSED_BREAKER
         self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
         self.answers_broken = False  # the last failure: the agent answered at once, but broken
         self._agent_id = agent_id
         self._policy = policy
-        self._shares = FairLimit(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
+        self._shares = FairLimit(f"calls to agent '{agent_id}'", most, share, used_up=self._make_busy)
         self.take, self.give_back = self._shares.acquire, self._shares.release
         self._clock = clock
         self.idle_event: asyncio.Event | None = None  # set while a task waits for it
+
+    def resize(self, most: int) -> None:
+        """Calls that are under way go on."""
+        self._shares.resize(most)
+
+    def _make_busy(self) -> AgentBusy:
+        return _busy(self._agent_id, self._shares.capacity)
 
     @property
     def calls(self) -> int:

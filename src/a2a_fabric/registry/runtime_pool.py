@@ -23,7 +23,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
 )
 from a2a_fabric.core.forwarding import bind_current_call
-from a2a_fabric.core.limits import DEFAULT_SHARE
+from a2a_fabric.core.limits import DEFAULT_SHARE, Share
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
@@ -196,7 +196,7 @@ class RuntimePool:
         loader: RuntimeLoader | None = None,
         breaker: BreakerPolicy,
         calls_per_agent: int,
-        share: float = DEFAULT_SHARE,
+        share: Share = DEFAULT_SHARE,
         drain_timeout: float,
         probe_timeout: float = 5.0,
         is_signed: Callable[[Manifest], bool] = lambda _: False,
@@ -222,6 +222,12 @@ class RuntimePool:
         self._live_runtimes: dict[str, LiveRuntime] = {}
         self._catalog: Catalog | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    def set_limits(self, calls_per_agent: int, drain_timeout: float) -> None:
+        """For agents with a runtime, and for those that get one."""
+        self._calls_per_agent, self._drain_timeout = calls_per_agent, drain_timeout
+        for live_runtime in self._live_runtimes.values():
+            live_runtime.gate.resize(calls_per_agent)
 
     def find_handler(self, manifest: Manifest) -> Handler:
         """Raises AgentOffline when the runtime cannot be built; or the handler does, if that takes a while."""
@@ -342,14 +348,23 @@ class RuntimePool:
                 continue
             manifest = catalog.get(agent_id)
             if manifest is None or _connection_key(manifest) != _connection_key(live_runtime.manifest):
-                del self._live_runtimes[agent_id]
-                self.special_ids.discard(agent_id)
-                task = asyncio.get_running_loop().create_task(live_runtime.close(self._drain_timeout))
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._remove(agent_id)
             else:
                 live_runtime.manifest = manifest
                 live_runtime.set_translation(catalog.translations.get(agent_id))
+
+    def replace_all(self) -> None:
+        """Build each runtime anew when its agent is next called; calls in flight go on."""
+        for agent_id in list(self._live_runtimes):
+            self._remove(agent_id)
+
+    def _remove(self, agent_id: str) -> None:
+        """The runtime is closed after its last call."""
+        live_runtime = self._live_runtimes.pop(agent_id)
+        self.special_ids.discard(agent_id)
+        task = asyncio.get_running_loop().create_task(live_runtime.close(self._drain_timeout))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
         if self._loader is not None:

@@ -134,6 +134,16 @@ class HttpServer(uvicorn.Server):
         if sockets:
             app.set_listen_url(url_from_socket(sockets[0], is_secure=tls is not None))
 
+    def set_limits(
+        self, *, drain_timeout: float, connections: int, request_seconds: float, unread_seconds: float
+    ) -> None:
+        """Open connections take over the times; the number of connections is compared with each new one."""
+        self.config.limit_concurrency = connections
+        self.config.timeout_graceful_shutdown = max(1, round(drain_timeout))
+        protocol: Any = self.config.http_protocol_class
+        protocol.request_seconds, protocol.unread_seconds = request_seconds, unread_seconds
+        self._handshake_seconds = request_seconds
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled in `run_until_stopped`."""

@@ -28,7 +28,7 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.limits import ANONYMOUS_CALLER, share_to_multiple
+from a2a_fabric.core.limits import ANONYMOUS_CALLER, Share, follow_share, share_to_multiple
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpMessage, decode_or_none
 
@@ -94,10 +94,10 @@ class OpenSessions:
         unused_timeout: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
         *,
-        share: float = 1.0,
+        share: Share = 1.0,
     ) -> None:
         self.clock = clock
-        self._multiple = share_to_multiple(share)
+        self._multiple = share_to_multiple(follow_share(share, self))
         self._description = description
         self._max_sessions = max_sessions
         self._idle_timeout = idle_timeout
@@ -108,6 +108,9 @@ class OpenSessions:
         self._by_name: dict[str, OpenSession] = {}
         self._purged_at = float("-inf")
         self._closing: set[asyncio.Future[None]] = set()
+
+    def set_share(self, share: float) -> None:
+        self._multiple = share_to_multiple(share)
 
     def __len__(self) -> int:
         return self._count

@@ -27,6 +27,7 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.limits import Share
 from a2a_fabric.core.pending_questions import PendingQuestions
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.tasks import DeadlineSweep
@@ -243,7 +244,7 @@ class ProxySessions:
         idle_timeout: float,
         timeout: float,
         max_sessions: int,
-        share: float,
+        share: Share,
         ping_timers: DeadlineSweep,
         owner_tag: str = "",
     ) -> None:

@@ -22,6 +22,7 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
+from a2a_fabric.core.limits import Share
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, chain_from_metadata, chain_to_headers
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols.mcp import eras
@@ -330,7 +331,7 @@ class UpstreamPool:
         *,
         idle_timeout: float,
         max_sessions: int,
-        share: float = 1.0,
+        share: Share = 1.0,
         era: Era | None = None,
     ) -> None:
         self.agent_id = agent_id
