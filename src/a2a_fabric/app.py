@@ -17,12 +17,12 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, LimitSettings, read_environment, resolve_env
+from a2a_fabric.config import DEFAULT_NODE_ID, Config, LimitSettings, read_environment, resolve_env
 from a2a_fabric.coordination.signals import SignalExchange
 from a2a_fabric.coordination.tasks import TaskTranslator
 from a2a_fabric.core.active_policy import ActivePolicy
-from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest, is_imported
-from a2a_fabric.core.call import Principal, compose
+from a2a_fabric.core.agent import AGENT_KEY, MESH_RUNTIME, Capability, Manifest, Status, is_elsewhere, is_imported
+from a2a_fabric.core.call import Call, Emit, Principal, compose
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
@@ -31,9 +31,10 @@ from a2a_fabric.core.limits import CallerShare, FairLimit
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.pending_questions import ContinuationSeal
 from a2a_fabric.core.policy import administers, is_operator
-from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
+from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime, load_module
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.recording import UNKNOWN_ORIGIN, current_origin
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import DescriptionStore, Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
@@ -49,7 +50,9 @@ from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
 from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.oauth import LoginTarget, read_login_target
 from a2a_fabric.logins.pages import LoginPages
+from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.services import PeerServices
+from a2a_fabric.mesh.settings import NODE_NAME
 from a2a_fabric.messages.conversations import ConversationSignals, Senders
 from a2a_fabric.messages.delivery import MessageDelivery
 from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
@@ -113,7 +116,8 @@ from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.identity_middleware import IdentityMiddleware, make_jwks_route
 
-if TYPE_CHECKING:  # most nodes are one process
+if TYPE_CHECKING:
+    from a2a_fabric.mesh.peers import Peers
     from a2a_fabric.mesh.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -168,11 +172,12 @@ class Fabric:
         self._caller_share = CallerShare(self.config.limits.share_per_caller)
         self.active_policy = ActivePolicy(self.config.policy)
         self._guards = Guards([_build_guard(settings) for settings in self.config.guards])
-        self._continuation_seal = ContinuationSeal(self.config.auth.psk or psk)
+        mesh_key = None if self.config.mesh is None else self.config.mesh.key
+        self._continuation_seal = ContinuationSeal(mesh_key or self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
-        self._workers = workers
-        self._owner_tag = "" if workers is None else workers.owner_tag
+        self._peers = self._find_peers(workers)
+        self._owner_tag = "" if self._peers is None else self._peers.owner_tag
         self._lifetimes = AsyncExitStack()
         self._views = self.config.views
         self._has_checked_views = not self._views
@@ -202,6 +207,7 @@ class Fabric:
                 await door.prepare()
             self.registry.add_listener(self._log_view_warnings)
             self._log_view_warnings(self.registry.catalog)
+            await self._join_mesh()
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
             stack.push_async_callback(self._memory.aclose)
@@ -235,8 +241,8 @@ class Fabric:
         config = self.config
         self.node_health = self._status.build_health()
         self.telemetry = self._build_telemetry(stack)
-        if self._workers is not None:
-            stack.push_async_callback(self._workers.aclose)
+        if self._peers is not None:
+            stack.push_async_callback(self._peers.aclose)
         self.call_history = build_call_history(config, self.store, self.telemetry.metrics)
         self._recorder = None if self.call_history is None else SpanRecorder(self.call_history, config.node_id)
         self._connect_sources(stack)
@@ -305,7 +311,9 @@ class Fabric:
         config = self.config
         health = HealthTracker(config.health, on_change=self.telemetry.record_status_change)
         self._nodes = NodeAgents(self._is_node, self._connect_host, health)
-        self._all_sources = [*self._sources, registered_agents, self._nodes]  # what is declared comes first, and wins
+        mesh_sources = [] if self._peers is None else self._peers.sources
+        # What is declared comes first, and wins.
+        self._all_sources = [*self._sources, registered_agents, self._nodes, *mesh_sources]
         self.registry = Registry(
             self._all_sources,
             tool_manifests(config.tools),
@@ -374,6 +382,8 @@ class Fabric:
         stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
         if self.call_history is not None:
             stops.append(self.call_history.stop)
+        if self._peers is not None:
+            stops.append(self._peers.stop)
         self.app = WebApp(
             self.doors,
             stops,
@@ -384,7 +394,7 @@ class Fabric:
             [view.name for view in config.views],
             [*LoginPages(self.logins, config.node_id).routes, make_jwks_route(self._node_keys.list_public)],
             None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, config.limits.body_bytes).wrap,
-            None if self._workers is None else self._workers.build_relay(self._find_agent, config.limits.body_bytes),
+            None if self._peers is None else self._peers.build_relay(self._find_agent, config.limits.body_bytes),
         )
 
     def _observe_node(self) -> None:
@@ -629,14 +639,65 @@ class Fabric:
     def _refresh_agent(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
         self._health_monitor.refresh(agent_id)
-        if self._workers is not None:
-            self._workers.notify_changed(agent_id)
+        if self._peers is not None:
+            self._peers.notify_changed(agent_id)
 
     def _build_held_elsewhere(self, manifest: Manifest) -> Runtime | None:
-        """The runtime of an agent that another worker holds."""
-        if self._workers is None:
+        """The runtime of an agent that another worker or another node of the mesh holds."""
+        if self._peers is None:
             return None
-        return self._workers.build_runtime(manifest, self._prompts_and_resources.notify_changed)
+        return self._peers.build_runtime(manifest, self._prompts_and_resources.notify_changed)
+
+    def _find_peers(self, workers: Workers | None) -> Peers | None:
+        """The other processes of this node and of its mesh, if there are any. Raises ConfigError."""
+        config = self.config
+        if workers is None and config.mesh is None:
+            return None
+        if config.mesh is not None and config.node_id == DEFAULT_NODE_ID:
+            raise ConfigError("mesh: every node of a mesh has a name of its own. Set `node_id` to this node's")
+        if config.mesh is not None and not NODE_NAME.fullmatch(config.node_id):
+            raise ConfigError("mesh: the `node_id` of a node in a mesh has letters, digits, `-` and `_` only")
+        package = load_module("a2a_fabric.mesh.peers")  # most nodes are one process
+        peers: Peers = package.Peers(
+            workers,
+            config.mesh,
+            config.node_id,
+            count_calls=lambda: self._calls.used,
+            reply_bytes=config.limits.reply_bytes,
+        )
+        return peers
+
+    async def _join_mesh(self) -> None:
+        if self._peers is None or self._peers.mesh is None:
+            return
+        registry, mesh = self.registry, self.config.mesh
+        assert mesh is not None  # noqa: S101
+        exports = ExportedAgents(
+            self.config.node_id,
+            mesh.site,
+            mesh.exports,
+            list_agents=lambda: registry.catalog.agents,
+            get_health=registry.health.get,
+            get_revision=lambda: registry.changes.revision,
+            wait_for_change=registry.changes.wait,
+        )
+        self._peers.mesh.agents.on_status = self._set_mesh_status
+        self.gateway.nodes = self._peers.mesh
+        self.telemetry.metrics.add_source(self._peers.mesh.render_metrics)
+        await self._peers.mesh.start(dataclasses.replace(self.peer_services, list_agents=exports.list_for), exports)
+
+    async def _call_own_agent(self, call: Call, emit: Emit) -> Result:
+        """The end of a call that another node of the mesh has planned for an agent of this one. Raises FabricError."""
+        manifest = self.registry.catalog.get(call.target.agent_id)
+        if manifest is None or is_elsewhere(manifest):
+            raise AgentOffline(f"Agent '{call.target.agent_id}' has left this node", agent_id=call.target.agent_id)
+        return await self.runtime_pool.find_handler(manifest)(call, emit)
+
+    def _set_mesh_status(self, agent_id: str, status: Status, error: str | None) -> None:
+        """What another node says of its agent, unless this node has one of the same name."""
+        manifest = self.registry.catalog.get(agent_id)
+        if manifest is None or manifest.runtime == MESH_RUNTIME:
+            self.registry.health.set_status(agent_id, status, error)
 
     @property
     def peer_services(self) -> PeerServices:
@@ -646,6 +707,7 @@ class Fabric:
             load_runtime=self.runtime_pool.load_runtime,
             call_agent=self.runtime_pool.find_handler,
             route_call=self._route_call,
+            call=self._call_for_node,
             bind_call=self.active_policy.bind_call,
             on_agent_changed=self._health_monitor.refresh,
             render_metrics=self.telemetry.metrics.render_exposition,
@@ -693,8 +755,9 @@ class Fabric:
             )
 
         route = self._route_call = route_with(planner)
-        if self._workers is not None:
-            guards.append(self._workers.forward_answers())
+        if self._peers is not None:
+            self._call_for_node = compose([*steps, *guards], self._call_own_agent)
+            guards.append(self._peers.forward_answers())
         no_fallback = msgspec.structs.replace(config.routing, fallback=False)
         self._handler_without_fallback = compose(
             [*team_steps, *job_steps, *guards], route_with(Planner(registry, no_fallback))
@@ -782,8 +845,8 @@ class Fabric:
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
         render_metrics: Callable[[], Awaitable[bytes]] = self.telemetry.metrics.render_exposition
-        if self._workers is not None:
-            render_metrics = self._workers.merge_metrics(render_metrics)
+        if self._peers is not None:
+            render_metrics = self._peers.merge_metrics(render_metrics)
         add_credentials = self._authentication.resolver.add_credentials
         entry = DoorEntry(plugins.canonical_kind(kind), self._identify, add_credentials, self.active_policy)
         context = DoorContext(

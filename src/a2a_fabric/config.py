@@ -31,6 +31,7 @@ from a2a_fabric.identity.settings import (
     TrustedNodeSettings,
 )
 from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.mesh.settings import MeshSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.registration_policy import RegistrationSettings
@@ -226,10 +227,15 @@ class TLSSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
 
+DEFAULT_NODE_ID = "local"
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
-    node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"
+    node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = (
+        DEFAULT_NODE_ID
+    )
     listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free port.")] = DEFAULT_LISTEN
     public_url: Annotated[
         Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None,
@@ -257,6 +263,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     auth: AuthSettings = AuthSettings()
     identity: IdentitySettings = IdentitySettings()
     receipts: ReceiptSettings = ReceiptSettings()
+    mesh: Annotated[
+        MeshSettings | None, Meta(description="Joins this node with others over NATS. Unset: it stands alone.")
+    ] = None
     views: Annotated[
         tuple[View, ...],
         Meta(

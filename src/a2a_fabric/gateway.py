@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Handler, Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.node_health import NodeHealth
+from a2a_fabric.core.ports import NodeDirectory
 from a2a_fabric.core.routing import RoutePlanner
 from a2a_fabric.registry.registry import Registry
 
@@ -34,6 +35,7 @@ class Gateway:
         self.node_health = node_health or NodeHealth()
         self.started_at = time.time()
         self.notice_sources: list[Callable[[Principal], Iterable[str]]] = []  # what callers should know
+        self.nodes: NodeDirectory | None = None  # of the mesh, if the node is in one
         self.call = handler  # asks an agent; raises FabricError; cancelling it cancels the agent's work
         self.set_timeouts(timeout_ms, max_timeout_ms)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.config import resolve_env
-from a2a_fabric.core.agent import AGENT_KEY, Manifest
+from a2a_fabric.core.agent import AGENT_KEY, MESH_RUNTIME, Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.ports import Runtime
@@ -235,7 +235,8 @@ class RuntimeFactory:
 
 
 def _import_kind(kind: str) -> None:
-    if kind != GIT_RUNTIME:  # it is imported already, and its clone names the runtime that does the work
+    # The first is imported already, and its clone names the runtime that does the work. The second is the mesh's own.
+    if kind not in (GIT_RUNTIME, MESH_RUNTIME):
         plugins.load_runtime(kind)
 
 

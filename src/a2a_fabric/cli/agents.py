@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from a2a_fabric.cli.options import Json, Token, Url, Wide
 from a2a_fabric.cli.output import (
     clip_text,
     format_age,
+    format_duration,
     print_fields,
     print_json,
     print_line,
@@ -208,6 +210,32 @@ def show_route(
     rows += [(str(n), hop["agent_id"], hop["tier"], hop["reason"]) for n, hop in enumerate(plan["fallbacks"], start=2)]
     rows += [("-", refused["agent_id"], "refused", refused["reason"]) for refused in plan["refused"]]
     print_table(("order", "agent", "tier", "why"), rows)
+
+
+def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """List the nodes of the mesh: version, site, agents, load, age.
+
+    Example: a2a-fabric nodes
+    """
+    client = connect(url, token)
+    nodes = run_request(client, lambda node: node.nodes(), as_json=as_json)
+    if as_json:
+        print_json({"nodes": nodes, "count": len(nodes)})
+        return
+    if not nodes:
+        remark(f"The node at {client.url} is in no mesh. Join one with `mesh:` in fabric.yaml")
+        return
+    rows = [_build_node_row(each) for each in nodes]
+    print_table(("node", "site", "state", "agents", "calls", "version", "up for", "heard"), rows)
+    if problem := nodes[0].get("problem"):
+        remark(f"{nodes[0]['member']} is not in the mesh: {problem}")
+
+
+def _build_node_row(node: dict[str, Any]) -> tuple[str, ...]:
+    heard = f"{node['heard_seconds']:g} s ago" if node["heard_seconds"] else "here"
+    age = format_duration(max(0.0, time.time() - node["started_at"]))
+    counts = (str(node["agents"]), str(node["calls"]))
+    return (node["member"], node["site"], node["state"], *counts, node["version"], age, heard)
 
 
 def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -175,7 +175,8 @@ async def _serve(
         async with AsyncExitStack() as stack:
             workers = None
             if worker is not None:
-                place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder)
+                prefix = "" if setup.config.mesh is None else f"{setup.config.node_id}-"
+                place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
                 workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind)
             node = await start_node(setup, key.secret, stack, workers=workers)
             limits = node.config.limits

@@ -134,6 +134,11 @@ class FabricClient:
         """Built-in tools (`provider="builtin"`) and the agents' capabilities as tools (`provider="agent"`)."""
         return await self._query_all("fabric.tool.list", "tools", category=category, provider=provider)
 
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The nodes of the mesh, the one that answers first; empty if it is in none. For the operator."""
+        nodes: list[dict[str, Any]] = (await self._query("fabric.node.list"))["nodes"]
+        return nodes
+
     async def health(self) -> dict[str, Any]:
         """The health of the node, its registry and its agents."""
         return await self._query("fabric.health")

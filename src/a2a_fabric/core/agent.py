@@ -415,6 +415,14 @@ class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None  # None if the node does not report revisions
 
 
+MESH_RUNTIME = "mesh"  # the runtime of an agent that another node of the mesh holds
+
+
+def is_elsewhere(manifest: Manifest) -> bool:
+    """Whether another node described the agent, so that this one does not ask it."""
+    return is_imported(manifest.agent_id) or manifest.runtime == MESH_RUNTIME
+
+
 def is_imported(agent_id: str) -> bool:
     """Whether the id is of another node's agent."""
     return _SEPARATOR in agent_id

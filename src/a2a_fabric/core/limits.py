@@ -102,6 +102,10 @@ class FairLimit:
         self._used_up = used_up
         self._held_by_caller: dict[str, int] = {}
 
+    @property
+    def used(self) -> int:
+        return self.capacity - self._free
+
     def resize(self, capacity: int) -> None:
         """What is in use stays in use, even if it is more than the new capacity."""
         self._free += capacity - self.capacity

@@ -183,3 +183,30 @@ class StorePlugin:
     """`build` opens the store at an address such as `kind:PATH`. Raises StoreError if it cannot be used."""
 
     build: Callable[[str], Awaitable[Store]]
+
+
+class MeshNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the mesh, as this one knows it. `heard_seconds` is how long ago it was heard of."""
+
+    node: str
+    member: str
+    site: str
+    version: str
+    state: str
+    agents: int
+    calls: int
+    started_at: float
+    heard_seconds: float
+    problem: str | None = None
+
+
+class NodeDirectory(Protocol):
+    """The nodes of a mesh, for what tells people of them. Both methods answer from memory."""
+
+    def list_nodes(self) -> Sequence[MeshNode]:
+        """All nodes, this one first."""
+        ...
+
+    def find_node(self, agent_id: str) -> str | None:
+        """The node to which a call of an agent of the mesh would go now."""
+        ...

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, InternalError
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Event, Result
@@ -71,6 +71,7 @@ def encode_relay_facts(facts: RelayFacts) -> str:
 class _AgentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str = ""
     uri: str = ""
+    site: str = ""
     query: PromptResourceQuery | None = None
 
 
@@ -89,6 +90,7 @@ class PeerApp:
             "/subscribe": self._follow_resource,
             "/changed": self._note_change,
             "/metrics": self._render_metrics,
+            "/agents": self._list_agents,
         }
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -137,6 +139,8 @@ class PeerApp:
         call = services.bind_call(call)
         if mode == "answers":
             return await services.route_call(call, exchange.emit)
+        if mode == "node":
+            return await services.call(call, exchange.emit)
         return await services.call_agent(self._get_manifest(call.target.agent_id))(call, exchange.emit)
 
     async def _get_status(self, exchange: _Exchange, question: _AgentQuestion) -> str:
@@ -182,6 +186,9 @@ class PeerApp:
 
     async def _render_metrics(self, exchange: _Exchange, question: _AgentQuestion) -> bytes:
         return await self._services.render_metrics()
+
+    async def _list_agents(self, exchange: _Exchange, question: _AgentQuestion) -> NodeListing:
+        return self._services.list_agents(question.site)
 
     async def _load(self, question: _AgentQuestion) -> Runtime:
         return await self._services.load_runtime(self._get_manifest(question.agent_id))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.agent import Manifest, NodeListing, Status
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.result import Result
@@ -70,6 +70,10 @@ class PeerClient:
     async def describe(self, agent_id: str) -> Manifest:
         return msgspec.convert(await self._ask("/describe", {"agent_id": agent_id}), Manifest)
 
+    async def list_agents(self, site: str) -> NodeListing:
+        """What the peer offers to a node of this site."""
+        return msgspec.convert(await self._ask("/agents", {"site": site}), NodeListing)
+
     async def list_prompts_resources(self, agent_id: str) -> PromptResourceListing:
         return msgspec.convert(await self._ask("/prompts-resources", {"agent_id": agent_id}), PromptResourceListing)
 
@@ -118,6 +122,8 @@ class PeerClient:
             async with self._http.stream(
                 "POST", url, headers=_FRAMES, body=body, timeout=timeout, limit=_STREAM_BYTES
             ) as reply:
+                if reply.status == 503:
+                    raise AgentOffline(f"{self.name} takes no requests now")
                 if reply.status != 200:
                     raise UpstreamFailed(f"{self.name} answered with HTTP {reply.status}")
                 while piece := await reply.next_chunk():

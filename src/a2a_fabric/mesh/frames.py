@@ -16,9 +16,9 @@ from a2a_fabric.core.result import Answers, Event, PassedOnAnswer, Result
 
 LENGTH_BYTES = 4
 
-# `agent`: the named agent alone carries the call out, because its planning is done. `answers`: the call continues an
-# exchange that the peer holds, and is routed there.
-CallMode = Literal["agent", "answers"]
+# `agent`: a worker of the same node runs the agent, since everything around the call is done. `node`: another node runs
+# it, with its own steps. `answers`: the call continues an exchange that the peer holds, and is routed there.
+CallMode = Literal["agent", "node", "answers"]
 
 
 class _WireAnswers(Answers, frozen=True, kw_only=True):

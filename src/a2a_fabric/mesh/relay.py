@@ -14,9 +14,11 @@ from urllib.parse import unquote
 
 import msgspec
 
+from a2a_fabric.core.call import Call, Emit, Handler, Step
 from a2a_fabric.core.callbacks import CALLBACK_PATH
 from a2a_fabric.core.errors import PayloadTooLarge
 from a2a_fabric.core.propagation import new_trace
+from a2a_fabric.core.result import Result
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     SHORTCUT_KEY,
@@ -63,8 +65,23 @@ def find_tag(text: str) -> str | None:
     return owner if mark else None
 
 
-class Relay:
-    """`peers` are the others, by name. `find_holder` names the peer that holds an agent, or None if this process does
+def forward_answers(peers: Mapping[str, PeerClient]) -> Step:
+    """A step: a call that answers questions goes to the process that holds the exchange."""
+
+    def step(handler: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            if call.answers is msgspec.UNSET:
+                return await handler(call, emit)
+            peer = peers.get(find_tag(call.answers.continuation) or "")
+            return await (handler(call, emit) if peer is None else peer.call(call, emit, "answers"))
+
+        return handle
+
+    return step
+
+
+class RequestRelay:
+    """`peers` are the others, by name. `find_holder` names the worker that holds an agent, or None if this process does
     or may.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.call import Call, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.doors.context import ASGIApp
@@ -16,16 +16,18 @@ class PeerServices:
     """What a node does for its peers.
 
     `load_runtime` raises FabricError. `call_agent` finds the handler of one agent. `route_call` routes a call that the
-    peer has identified, authorized and counted; `bind_call` gives such a call the rules of this process. `doors` serve
-    requests of clients that a peer handed over.
+    peer has identified, authorized and counted; `call` is a call with all steps. `bind_call` gives a call the rules of
+    this process. `doors` serve requests of clients that a peer handed over.
     """
 
     find_agent: Callable[[str], Manifest | None]
     load_runtime: Callable[[Manifest], Awaitable[Runtime]]
     call_agent: Callable[[Manifest], Handler]
     route_call: Handler
+    call: Handler
     bind_call: Callable[[Call], Call]
     on_agent_changed: Callable[[str], None]
     render_metrics: Callable[[], Awaitable[bytes]]
     doors: ASGIApp
     body_bytes: int
+    list_agents: Callable[[str], NodeListing] = lambda site: NodeListing(agents=())  # for a node of this site

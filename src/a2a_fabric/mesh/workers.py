@@ -15,13 +15,9 @@ from pathlib import Path
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Emit, Handler, Step
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PeerClient
-from a2a_fabric.mesh.relay import OWNER_MARK, Relay, find_tag
 from a2a_fabric.mesh.runtime import PeerRuntime
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.telemetry.exposition import merge_expositions
@@ -38,10 +34,14 @@ class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     count: int
     folder: str
+    prefix: str = ""  # of the names of all workers: in a mesh, the node's own name
 
     @property
     def name(self) -> str:
-        return f"w{self.number}"
+        return self.name_of(self.number)
+
+    def name_of(self, number: int) -> str:
+        return f"{self.prefix}w{number}"
 
     def socket_path(self, number: int | None = None) -> Path:
         return Path(self.folder) / f"w{self.number if number is None else number}.sock"
@@ -54,14 +54,13 @@ class Workers:
         """`kind_of` names an agent's runtime; raises FabricError if that cannot be told."""
         self.place = place
         self._kind_of = kind_of
-        self.owner_tag = f"{OWNER_MARK}{place.name}"
         others = [number for number in range(place.count) if number != place.number]
         self._clients = {
             number: OutboundClient(unix_socket=place.socket_path(number), connect_timeout=_START_TIMEOUT)
             for number in others
         }
         self.peers = {
-            f"w{number}": PeerClient(f"worker {number}", "http://worker", client, reply_bytes)
+            place.name_of(number): PeerClient(f"worker {number}", "http://worker", client, reply_bytes)
             for number, client in self._clients.items()
         }
         self._notices: set[asyncio.Task[None]] = set()
@@ -71,7 +70,7 @@ class Workers:
         if not self._is_held(manifest):
             return None
         digest = hashlib.blake2b(manifest.agent_id.encode(), digest_size=8).digest()
-        return self.peers.get(f"w{int.from_bytes(digest, 'big') % self.place.count}")
+        return self.peers.get(self.place.name_of(int.from_bytes(digest, "big") % self.place.count))
 
     def _is_held(self, manifest: Manifest) -> bool:
         """Whether the agent lives in a process of ours, so that a second one would have a state of its own."""
@@ -83,20 +82,6 @@ class Workers:
             return self._kind_of(manifest) in _HELD_RUNTIMES
         except FabricError:  # its health says why
             return False
-
-    def forward_answers(self) -> Step:
-        """A step: a call that answers questions goes to the worker that holds the exchange."""
-
-        def step(handler: Handler) -> Handler:
-            async def handle(call: Call, emit: Emit) -> Result:
-                if call.answers is msgspec.UNSET:
-                    return await handler(call, emit)
-                peer = self.peers.get(find_tag(call.answers.continuation) or "")
-                return await (handler(call, emit) if peer is None else peer.call(call, emit, "answers"))
-
-            return handle
-
-        return step
 
     def notify_changed(self, agent_id: str) -> None:
         """Tell the others that an agent of this worker offers something else now."""
@@ -127,17 +112,10 @@ class Workers:
             _log.warning("the metrics of %s are missing from this scrape: %s", peer.name, error)
             return b""
 
-    def build_relay(
-        self, find_agent: Callable[[str], Manifest | None], body_bytes: int
-    ) -> Callable[[ASGIApp], ASGIApp]:
-        """What hands requests of clients to the worker that they belong to."""
-
-        def find_holder(agent_id: str) -> str | None:
-            manifest = find_agent(agent_id)
-            holder = None if manifest is None else self.find_holder(manifest)
-            return next((name for name, peer in self.peers.items() if peer is holder), None)
-
-        return Relay(self.peers, find_holder, body_bytes).wrap
+    def find_holder_name(self, manifest: Manifest) -> str | None:
+        """As `find_holder`, by name."""
+        holder = self.find_holder(manifest)
+        return next((name for name, peer in self.peers.items() if peer is holder), None)
 
     async def _notify(self, peer: PeerClient, agent_id: str) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
-from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status, TrustTier
+from a2a_fabric.core.agent import MESH_RUNTIME, AgentId, Audience, Capability, Manifest, Status, TrustTier
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
@@ -176,7 +176,8 @@ class AgentOperations:
             plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
             if plan.replicas:
                 plan = share_load(plan, self._gateway.count_calls)
-            return Result(data=render_plan(plan, self._gateway.registry.find_runtime_kind, request.principal))
+            data = render_plan(plan, self._gateway.registry.find_runtime_kind, request.principal)
+            return Result(data={**data, **self._find_node(plan.candidates[0].manifest)})
         except Forbidden as error:
             reveal_to_operator(error, request.principal)
             refusal: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
@@ -184,6 +185,17 @@ class AgentOperations:
             return Result(
                 data={**refusal, "policy": {"allowed": False} | {k: v for k, v in verdict.items() if v is not None}}
             )
+
+    def _find_node(self, manifest: Manifest) -> dict[str, str]:
+        """The node of the mesh to which the call would go."""
+        nodes = self._gateway.nodes
+        if nodes is None:
+            return {}
+        if manifest.runtime != MESH_RUNTIME:
+            return {"node": self._gateway.node_id, "node_reason": "this node holds the agent"}
+        node = nodes.find_node(manifest.agent_id)
+        reason = "of the nodes that hold the agent: those of this site first, then the least busy"
+        return {} if node is None else {"node": node, "node_reason": reason}
 
     def _find_rule(self, arguments: PreviewArguments, request: OperationRequest, error: Forbidden) -> Any:
         """The rule that refuses the call: for the operator exactly, for others as the refusal names it."""
@@ -352,6 +364,16 @@ class HealthOperations:
         text = "Show how the node, its registry and its agents are."
         return [Operation("fabric.health", text, NoArguments, self.health, scopes=())]
 
+    def by_people(self) -> list[Operation[Any]]:
+        """Operations that are no tools."""
+        return [Operation("fabric.node.list", "List the nodes of the mesh.", NoArguments, self.list_nodes, scopes=())]
+
+    async def list_nodes(self, arguments: NoArguments, request: OperationRequest, emit: Emit) -> Result:
+        if not acts_as_operator(request.principal):
+            raise Forbidden("Only the operator of a node may list the nodes of its mesh")
+        nodes = () if self._gateway.nodes is None else self._gateway.nodes.list_nodes()
+        return Result(data={"nodes": msgspec.to_builtins(list(nodes)), "count": len(nodes)})
+
     async def health(self, arguments: NoArguments, request: OperationRequest, emit: Emit) -> Result:
         return Result(data=await render_health(self._gateway, request.principal))
 
@@ -390,6 +412,7 @@ async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any
         "version": PROTOCOL_VERSION,
         "software_version": __version__,
         "node_id": gateway.node_id,
+        **_render_nodes(gateway, principal),
         "uptime_seconds": round(time.time() - gateway.started_at, 3),
     }
 
@@ -398,6 +421,13 @@ def _render_check(result: NodeCheck, principal: Principal) -> dict[str, str]:
     """The operator reads names and errors, other callers a sentence without them."""
     reason = (result.detail or result.reason) if acts_as_operator(principal) else result.reason
     return {"status": result.status, **({"reason": reason} if reason else {})}
+
+
+def _render_nodes(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+    if gateway.nodes is None or not acts_as_operator(principal):
+        return {}
+    nodes = gateway.nodes.list_nodes()
+    return {"mesh": {"nodes": len(nodes), "members": [each.member for each in nodes], "problem": nodes[0].problem}}
 
 
 def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:

@@ -57,6 +57,7 @@ class Operations:
         graph_operations = GraphOperations(gateway, jobs, self.graphs)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
+        health = HealthOperations(gateway)
         groups = (
             AgentOperations(gateway, registrar, jobs.waiting_requests),
             calls,
@@ -67,7 +68,7 @@ class Operations:
             graph_operations,
             CoordinationOperations(StandardTasks(translator, gateway.registry, jobs), signals, inboxes),
             MessageOperations(inboxes, messages),
-            HealthOperations(gateway),
+            health,
             self._tools,
         )
         self.prepare_tool = self._tools.prepare_tool  # for doors that list tools under their own names
@@ -75,6 +76,7 @@ class Operations:
         # For people at a command line or a console. They are no tools: each would cost every model's context.
         by_people = (
             *LoginOperations(gateway, logins).all(),
+            *health.by_people(),
             *HistoryOperations(history, jobs.waiting_requests).all(),
         )
         self._by_name: dict[str, Operation[Any]] = {op.name: op for op in (*self._listed, *by_people)}

@@ -23,7 +23,7 @@ from a2a_fabric.core.agent import (
     Capability,
     Manifest,
     Status,
-    is_imported,
+    is_elsewhere,
     normalize_name,
 )
 from a2a_fabric.core.call import Principal, owner_from_principal
@@ -482,7 +482,7 @@ class Registry:
 
     def _is_unasked(self, agent_id: str) -> bool:
         declared = self._find_declared(agent_id)
-        if declared is None or declared.capabilities or agent_id in self._completions or is_imported(agent_id):
+        if declared is None or declared.capabilities or agent_id in self._completions or is_elsewhere(declared):
             return False
         return self._is_operators(agent_id) and not self._was_probed(declared)
 
@@ -581,7 +581,7 @@ def _is_remembered(declared: Manifest) -> bool:
     auth = declared.endpoint.get("auth")
     if auth is not None and not (isinstance(auth, dict) and auth.get("service_token")):
         return False
-    return not declared.capabilities and declared.runtime != "python" and not is_imported(declared.agent_id)
+    return not declared.capabilities and declared.runtime != "python" and not is_elsewhere(declared)
 
 
 def _add_login_hint(manifest: Manifest) -> Manifest:
@@ -593,6 +593,6 @@ def _add_login_hint(manifest: Manifest) -> Manifest:
 
 def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
     """Whether the agent published its capabilities itself. Those of a Python agent count as declared."""
-    if is_imported(declared.agent_id):
+    if is_elsewhere(declared):
         return True
     return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"

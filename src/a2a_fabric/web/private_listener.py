@@ -1,6 +1,6 @@
 """The private listener of a worker: a Unix socket on which the other workers of the node ask it.
 
-Its folder belongs to the user of the node alone, so whoever connects is a process of the same user. Connections have
+Its folder belongs to the user of the node alone, so only processes of that user can connect. Connections have
 the same bounds as those of clients."""
 
 from __future__ import annotations

@@ -1,0 +1,185 @@
+"""The agents of other nodes: a source of the catalog, and the runtime that calls them.
+
+The same agent may be held by several nodes. A call goes to a node of the own site first, then to the least busy one,
+and among equals to the first by name. If that node cannot be reached, so that the call certainly never ran, the next
+one gets it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol
+
+import msgspec
+
+from a2a_fabric.core.agent import MESH_RUNTIME, Audience, ListedAgent, Manifest, Status, TrustTier
+from a2a_fabric.core.call import Call, Emit
+from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.result import Result
+from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.settings import SharedAgents
+
+_log = logging.getLogger(__name__)
+OnChange = Callable[[], Awaitable[None]]
+
+
+class Holder(Protocol):
+    """A node that holds an agent."""
+
+    name: str
+    site: str
+
+    @property
+    def peer(self) -> PeerClient: ...
+
+    @property
+    def calls(self) -> int:
+        """How busy it is: what it last said, and what this node has sent there since."""
+        ...
+
+
+class MeshAgents:
+    """Source: all agents that other nodes offer. `own_site` comes first."""
+
+    name = "mesh"
+
+    def __init__(self, own_site: str, imports: SharedAgents) -> None:
+        self.own_site = own_site
+        self.on_status: Callable[[str, Status, str | None], None] = lambda *_: None  # the status of an agent changed
+        self._statuses: dict[str, tuple[Status, str | None]] = {}
+        self._imports = imports
+        self._listings: dict[str, tuple[Holder, dict[str, ListedAgent]]] = {}
+        self._lost: dict[str, dict[str, ListedAgent]] = {}  # of nodes that are gone; their agents stay, as offline
+        self._manifests: dict[str, Manifest] = {}
+        self._changed = asyncio.Event()
+
+    def set_listing(self, holder: Holder, agents: Iterable[ListedAgent]) -> None:
+        is_foreign = holder.site != self.own_site
+        listed = {
+            each.manifest.agent_id: each for each in agents if not is_foreign or is_shared(self._imports, each.manifest)
+        }
+        self._listings[holder.name] = holder, listed
+        self._lost.pop(holder.name, None)
+        self._rebuild()
+
+    def remove(self, name: str) -> None:
+        """The node is gone."""
+        gone = self._listings.pop(name, None)
+        if gone is not None:
+            self._lost[name] = gone[1]
+            self._rebuild()
+
+    def find_holders(self, agent_id: str) -> list[Holder]:
+        """The nodes that hold the agent, the best first."""
+        holders = [holder for holder, listed in self._listings.values() if agent_id in listed]
+        return sorted(holders, key=lambda each: (each.site != self.own_site, each.calls, each.name))
+
+    def get_status(self, agent_id: str) -> tuple[Status, str | None]:
+        """The best that one of its nodes says."""
+        best: ListedAgent | None = None
+        for _, listed in self._listings.values():
+            each = listed.get(agent_id)
+            if each is not None and (best is None or _RANK[each.status] < _RANK[best.status]):
+                best = each
+        if best is not None:
+            return best.status, best.error
+        lost = sorted(name for name, listed in self._lost.items() if agent_id in listed)
+        return "offline", f"node '{lost[0]}' left the mesh" if lost else "no node of the mesh holds it"
+
+    def describe(self, agent_id: str) -> Manifest | None:
+        return self._manifests.get(agent_id)
+
+    async def load(self) -> Sequence[Manifest]:
+        return list(self._manifests.values())
+
+    async def watch(self, on_change: OnChange) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await on_change()
+
+    def _rebuild(self) -> None:
+        manifests: dict[str, Manifest] = {}
+        everywhere = [listed for _, (_, listed) in sorted(self._listings.items())]
+        for listed in (*everywhere, *self._lost.values()):
+            for agent_id, each in listed.items():
+                manifests.setdefault(agent_id, each.manifest)
+        # The same object tells the registry that nothing changed.
+        known = self._manifests
+        self._manifests = {
+            agent_id: known[agent_id] if known.get(agent_id) == manifest else manifest
+            for agent_id, manifest in manifests.items()
+        }
+        self._changed.set()
+        self.report_statuses()
+
+    def report_statuses(self) -> None:
+        """Report those that have changed; also called when the catalog has taken the agents in."""
+        statuses = {agent_id: self.get_status(agent_id) for agent_id in self._manifests}
+        changed = [each for each in statuses.items() if self._statuses.get(each[0]) != each[1]]
+        self._statuses = statuses
+        for agent_id, (status, error) in changed:
+            self.on_status(agent_id, status, error)
+
+
+_RANK: dict[Status, int] = {"online": 0, "degraded": 1, "unknown": 2, "offline": 3}
+
+
+def export_agent(manifest: Manifest, node_id: str) -> Manifest:
+    """An agent of this node as others get it: not how this node reaches it."""
+    return msgspec.structs.replace(
+        manifest, endpoint={"transport": "mesh"}, runtime=MESH_RUNTIME, node_id=node_id, tools=None
+    )
+
+
+def is_shared(shared: SharedAgents, manifest: Manifest) -> bool:
+    """Whether an agent may cross the border of a site."""
+    tiers: tuple[TrustTier, ...] | None = shared.tiers
+    audiences: tuple[Audience, ...] | None = shared.audiences
+    return (
+        (shared.agents is None or any(fnmatchcase(manifest.agent_id, pattern) for pattern in shared.agents))
+        and (shared.tags is None or not set(shared.tags).isdisjoint(manifest.tags))
+        and (tiers is None or manifest.trust_tier in tiers)
+        and (audiences is None or manifest.audience is None or manifest.audience in audiences)
+    )
+
+
+class MeshRuntime:
+    """Runtime: an agent that one or several other nodes hold."""
+
+    enforces_deadline: Literal[True] = True  # the other node does
+
+    def __init__(self, manifest: Manifest, agents: MeshAgents) -> None:
+        self._manifest = manifest
+        self._agents = agents
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        agent_id = self._manifest.agent_id
+        if call.target.agent_id != agent_id:  # an attempt at a fallback keeps the call's own target
+            call = msgspec.structs.replace(call, target=msgspec.structs.replace(call.target, agent_id=agent_id))
+        failure: FabricError | None = None
+        for holder in self._agents.find_holders(agent_id):
+            try:
+                return await holder.peer.call(call, emit, "node")
+            except AgentOffline as error:  # it certainly never ran there
+                failure = error
+                _log.info("agent %s was not reached at node %s: %s", agent_id, holder.name, error.full_message)
+        if failure is not None:
+            raise failure
+        _, reason = self._agents.get_status(agent_id)
+        raise AgentOffline(f"Agent '{agent_id}' cannot be reached: {reason}", agent_id=agent_id)
+
+    async def health(self) -> Status:
+        """What its nodes say, without a request."""
+        status, reason = self._agents.get_status(self._manifest.agent_id)
+        if status == "offline":
+            raise AgentOffline(reason or "its node says that it is offline")
+        return status
+
+    async def describe(self) -> Manifest:
+        return self._agents.describe(self._manifest.agent_id) or self._manifest
+
+    async def aclose(self) -> None:
+        """It holds nothing."""

@@ -1,0 +1,123 @@
+"""Who is in the mesh: every node announces itself again and again, and a node that falls silent is gone.
+
+An announcement is a lease on everything that its node holds. It says which revision of its catalog the node has, so
+that the others fetch the list of its agents only when it has changed. Times are measured by the receiver's own clock,
+so clocks that differ do no harm.
+
+Two nodes with one name would take each other's requests. The one that started later gives way: it stops announcing
+itself and says so in its log and its health."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+_log = logging.getLogger(__name__)
+_SILENT_BEATS = 3.5  # heartbeats until a silent node counts as gone: under five seconds with the default
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """`member` is the node, or one of its workers (`node.w1`); `start_id` is another one after each start."""
+
+    member: str
+    node: str
+    start_id: str
+    started_at: float
+    version: str
+    site: str
+    revision: str
+    agents: int = 0
+    calls: int = 0
+    heartbeat: float = 1.0
+    state: Literal["up", "draining", "left"] = "up"
+
+
+class Member:
+    """Another node, as this one last heard of it."""
+
+    def __init__(self, announcement: Announcement, heard_at: float) -> None:
+        self.announcement = announcement
+        self.heard_at = heard_at
+
+    @property
+    def name(self) -> str:
+        return self.announcement.member
+
+
+class Membership:
+    """A pure table: announcements and the time go in, calls of the listeners come out.
+
+    `on_join` is called with a member that is new or was restarted, `on_leave` with one that is gone and why,
+    `on_change` with one whose catalog has another revision.
+    """
+
+    def __init__(
+        self,
+        own_member: str,
+        start_id: str,
+        started_at: float,
+        *,
+        on_join: Callable[[Member], None],
+        on_leave: Callable[[Member, str], None],
+        on_change: Callable[[Member], None],
+    ) -> None:
+        self._own_member = own_member
+        self._own_key = (started_at, start_id)
+        self._on_join = on_join
+        self._on_leave = on_leave
+        self._on_change = on_change
+        self.members: dict[str, Member] = {}
+        self.conflict: str | None = None  # why this node must not announce itself
+
+    def hear(self, announcement: Announcement, now: float) -> None:
+        if announcement.member == self._own_member:
+            self._check_own_name(announcement)
+            return
+        known = self.members.get(announcement.member)
+        if announcement.state == "left":
+            if known is not None and known.announcement.start_id == announcement.start_id:
+                self._remove(known, "it stopped")
+            return
+        if known is not None and known.announcement.start_id != announcement.start_id:
+            if announcement.started_at < known.announcement.started_at:
+                return  # the later of two nodes with one name gives way, so this is an old announcement
+            self._remove(known, "it was started again")
+            known = None
+        if known is None:
+            member = self.members[announcement.member] = Member(announcement, now)
+            self._on_join(member)
+            return
+        has_changed = known.announcement.revision != announcement.revision
+        known.announcement, known.heard_at = announcement, now
+        if has_changed:
+            self._on_change(known)
+
+    def is_member(self, name: str, start_id: str) -> bool:
+        member = self.members.get(name)
+        return member is not None and member.announcement.start_id == start_id
+
+    def expire(self, now: float) -> None:
+        for member in list(self.members.values()):
+            silence = now - member.heard_at
+            if silence > _SILENT_BEATS * member.announcement.heartbeat:
+                self._remove(member, f"it was silent for {silence:.1f} s")
+
+    def _remove(self, member: Member, reason: str) -> None:
+        del self.members[member.name]
+        self._on_leave(member, reason)
+
+    def _check_own_name(self, announcement: Announcement) -> None:
+        other_key = (announcement.started_at, announcement.start_id)
+        if other_key == self._own_key or announcement.state == "left":
+            if announcement.state == "left" and other_key != self._own_key:
+                self.conflict = None
+            return
+        if other_key < self._own_key and self.conflict is None:
+            self.conflict = (
+                f"another node of the mesh is called '{self._own_member}', too, and was started earlier. "
+                "Give this node another `node_id`"
+            )
+            _log.error("%s", self.conflict)

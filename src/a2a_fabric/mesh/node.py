@@ -1,0 +1,354 @@
+"""This node in the mesh: it announces itself, keeps up with the others, and carries requests between them over NATS.
+
+If NATS is away, the node goes on with its own agents; those of others are offline until they are heard of again. Calls
+between agents and callers of the same node never touch NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, Emit
+from a2a_fabric.core.errors import ConfigError, FabricError
+from a2a_fabric.core.ports import MeshNode
+from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.tasks import cancel_and_wait
+from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
+from a2a_fabric.mesh.app import PeerApp
+from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.exports import ExportedAgents
+from a2a_fabric.mesh.frames import CallMode
+from a2a_fabric.mesh.membership import Announcement, Member, Membership
+from a2a_fabric.mesh.nats_http import NodeMailbox
+from a2a_fabric.mesh.services import PeerServices
+from a2a_fabric.mesh.settings import MeshSettings
+from a2a_fabric.nats.address import parse_nats_address
+from a2a_fabric.nats.connection import NatsConnection, NatsRefused, NatsUnavailable
+from a2a_fabric.outbound.port import ConnectFailed
+from a2a_fabric.version import __version__
+
+_log = logging.getLogger(__name__)
+_CONNECT_TIMEOUT = 5.0
+_MAX_PAUSE = 10.0
+_SETTLE_SECONDS = 0.05  # changes within it are announced together
+_PENDING_MESSAGES, _PENDING_BYTES = 65_536, 128 * 1024 * 1024  # that wait for this node to read them
+_encode = msgspec.msgpack.Encoder().encode
+_announcement_decoder = msgspec.msgpack.Decoder(Announcement)
+
+
+class _CountedPeer(PeerClient):
+    """A peer that counts what this node has sent there and is not answered."""
+
+    under_way = 0
+
+    async def call(self, call: Call, emit: Emit, mode: CallMode) -> Result:
+        self.under_way += 1
+        try:
+            return await super().call(call, emit, mode)
+        finally:
+            self.under_way -= 1
+
+
+class _OtherNode:
+    """Another member; a `Holder` of agents."""
+
+    def __init__(self, member: Member, peer: _CountedPeer) -> None:
+        self.member = member
+        self.peer = peer
+        self.name = member.name
+        self.site = member.announcement.site
+        self.fetching: asyncio.Task[None] | None = None
+
+    @property
+    def calls(self) -> int:
+        return max(self.member.announcement.calls, self.peer.under_way)
+
+
+class Mesh:
+    """`member` is the name of this process in the mesh: that of the node, or of one of its workers.
+
+    `count_calls` is how many calls this node works on.
+    """
+
+    def __init__(
+        self,
+        settings: MeshSettings,
+        node_id: str,
+        member: str,
+        *,
+        count_calls: Callable[[], int] = lambda: 0,
+        reply_bytes: int = 16 * 1024 * 1024,
+    ) -> None:
+        self._settings = settings
+        self._node_id = node_id
+        self.member = member
+        self.start_id = new_id()
+        self._started_at = time.time()
+        self._count_calls = count_calls
+        self._reply_bytes = reply_bytes
+        self._address = parse_nats_address(settings.nats)
+        self._prefix = f"fabric.{settings.name}"
+        self._key = None if settings.key is None else hashlib.sha256(b"mesh\0" + settings.key.encode()).digest()
+        self.agents = MeshAgents(settings.site, settings.imports)
+        self.peers: dict[str, PeerClient] = {}
+        self._others: dict[str, _OtherNode] = {}
+        self._membership = Membership(
+            self.member,
+            self.start_id,
+            self._started_at,
+            on_join=self._on_join,
+            on_leave=self._on_leave,
+            on_change=self._fetch_soon,
+        )
+        self._connection: NatsConnection | None = None
+        self._subscribed: object | None = None  # the client that has the subscriptions
+        self._mailbox: NodeMailbox | None = None
+        self._exports: ExportedAgents | None = None
+        self._state: str = "up"
+        self._tasks: list[asyncio.Task[None]] = []
+        self.problem: str | None = "it is being connected"  # why this node is not in the mesh
+
+    async def start(self, services: PeerServices, exports: ExportedAgents) -> None:
+        """Join in the background: a node starts without its mesh."""
+        self._exports = exports
+        self._mailbox = NodeMailbox(
+            self.member,
+            self.start_id,
+            f"{self._prefix}.node",
+            self._publish,
+            PeerApp(services),
+            body_bytes=services.body_bytes,
+            is_member=self._membership.is_member,
+            key=self._key,
+        )
+        self._tasks = [asyncio.ensure_future(self._run())]
+
+    def stop(self) -> None:
+        """The node takes no new requests, so the others look elsewhere."""
+        self._state = "draining"
+        self._tasks.append(asyncio.ensure_future(self._announce()))
+
+    async def aclose(self) -> None:
+        self._state = "left"
+        await self._announce()
+        await cancel_and_wait(*self._tasks, *(each.fetching for each in self._others.values() if each.fetching))
+        if self._mailbox is not None:
+            await self._mailbox.aclose()
+        if self._connection is not None:
+            await self._connection.aclose()
+
+    def build_runtime(self, manifest: Manifest) -> MeshRuntime:
+        return MeshRuntime(manifest, self.agents)
+
+    def list_nodes(self) -> list[MeshNode]:
+        """All nodes, this one first."""
+        now = time.monotonic()
+        own = MeshNode(
+            node=self._node_id,
+            member=self.member,
+            site=self._settings.site,
+            version=__version__,
+            state=self._state,
+            agents=0 if self._exports is None else self._exports.count,
+            calls=self._count_calls(),
+            started_at=self._started_at,
+            heard_seconds=0.0,
+            problem=self._membership.conflict or self.problem,
+        )
+        others = [
+            MeshNode(
+                node=each.announcement.node,
+                member=each.name,
+                site=each.announcement.site,
+                version=each.announcement.version,
+                state=each.announcement.state,
+                agents=each.announcement.agents,
+                calls=each.announcement.calls,
+                started_at=each.announcement.started_at,
+                heard_seconds=round(now - each.heard_at, 1),
+            )
+            for _, each in sorted(self._membership.members.items())
+        ]
+        return [own, *others]
+
+    def find_node(self, agent_id: str) -> str | None:
+        """The node to which a call would go now."""
+        holders = self.agents.find_holders(agent_id)
+        return holders[0].name if holders else None
+
+    def render_metrics(self) -> Iterator[str]:
+        nodes = self.list_nodes()
+        yield "# HELP fabric_mesh_nodes Nodes of the mesh that this one knows, itself included\n"
+        yield f"# TYPE fabric_mesh_nodes gauge\nfabric_mesh_nodes {float(len(nodes))!r}\n"
+        yield "# HELP fabric_mesh_joined Whether this node is in its mesh\n# TYPE fabric_mesh_joined gauge\n"
+        yield f"fabric_mesh_joined {float(nodes[0].problem is None)!r}\n"
+        dropped = 0 if self._mailbox is None else self._mailbox.dropped
+        yield "# HELP fabric_mesh_dropped_messages_total Messages that were not signed or could not be read\n"
+        yield f"# TYPE fabric_mesh_dropped_messages_total counter\nfabric_mesh_dropped_messages_total {dropped}\n"
+        for name, text in (("agents", "Agents that a node offers"), ("calls", "Calls that a node works on")):
+            yield f"# HELP fabric_mesh_node_{name} {text}\n# TYPE fabric_mesh_node_{name} gauge\n"
+            for each in nodes:
+                labels = f'node="{each.member}",site="{each.site}"'  # both have no characters to escape
+                yield f"fabric_mesh_node_{name}{{{labels}}} {float(getattr(each, name))!r}\n"
+
+    async def _run(self) -> None:
+        await self._connect()
+        assert self._exports is not None  # noqa: S101  # `start` sets it
+        while True:
+            if self._state != "up":  # the registry reports no more changes
+                await asyncio.sleep(self._settings.heartbeat_seconds)
+            elif await self._exports.refresh(self._settings.heartbeat_seconds):
+                await asyncio.sleep(_SETTLE_SECONDS)
+                await self._exports.refresh(0)
+            await self._announce()
+            self._membership.expire(time.monotonic())
+
+    async def _connect(self) -> None:
+        pause = 0.5
+        while True:
+            try:
+                settings = self._address.settings
+                self._connection = await NatsConnection.open(settings, f"a2a-fabric {self.member}", _CONNECT_TIMEOUT)
+                break
+            except (NatsUnavailable, NatsRefused, ConfigError) as error:
+                if self.problem != str(error):
+                    self.problem = str(error)
+                    _log.warning("this node is not in the mesh: %s. It tries again", error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+        self._connection.on_connect.append(self._resubscribe)
+        await self._subscribe()
+
+    def _resubscribe(self) -> None:
+        """The connection was made again: by the library, which keeps subscriptions, or as a new one."""
+        self._tasks.append(asyncio.ensure_future(self._subscribe()))
+        self._tasks = [task for task in self._tasks if not task.done()]
+
+    async def _subscribe(self) -> None:
+        assert self._connection is not None  # noqa: S101  # connected before
+        assert self._mailbox is not None  # noqa: S101
+        try:
+            client = self._connection.client
+        except NatsUnavailable as error:
+            self.problem = str(error)
+            return
+        if client is self._subscribed:
+            return  # the library has subscribed again by itself
+        self._subscribed = client
+        mailbox = self._mailbox
+
+        async def on_message(message: Any) -> None:
+            await mailbox.on_message(message.data)
+
+        async def on_announcement(message: Any) -> None:
+            self._hear(message.data)
+
+        limits: dict[str, Any] = {"pending_msgs_limit": _PENDING_MESSAGES, "pending_bytes_limit": _PENDING_BYTES}
+        await client.subscribe(mailbox.subject, cb=on_message, **limits)
+        await client.subscribe(f"{self._prefix}.announce", cb=on_announcement, **limits)
+        self.problem = None
+        _log.info("this node joined the mesh %s as %s", self._settings.name, self.member)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        """Raises ConnectFailed: what is not handed to the connection did not leave."""
+        try:
+            if self._connection is None:
+                raise NatsUnavailable("there is no connection to NATS yet")
+            await self._connection.client.publish(subject, payload)
+        except NatsUnavailable as error:
+            raise ConnectFailed(f"NATS cannot be reached: {error}") from error
+        except Exception as error:  # the library has many
+            raise ConnectFailed(f"NATS did not take the message: {error or type(error).__name__}") from error
+
+    async def _announce(self) -> None:
+        if self._membership.conflict is not None and self._state == "up":
+            return
+        exports = self._exports
+        announcement = Announcement(
+            member=self.member,
+            node=self._node_id,
+            start_id=self.start_id,
+            started_at=self._started_at,
+            version=__version__,
+            site=self._settings.site,
+            revision="" if exports is None else f"{self.start_id}.{exports.revision}",
+            agents=0 if exports is None else exports.count,
+            calls=self._count_calls(),
+            heartbeat=self._settings.heartbeat_seconds,
+            state=self._state,  # type: ignore[arg-type]  # one of the three
+        )
+        content = _encode(announcement)
+        if self._key is not None:
+            content = self._sign(content) + content
+        try:
+            await self._publish(f"{self._prefix}.announce", content)
+        except ConnectFailed as error:
+            if self.problem is None:
+                self.problem = str(error)
+                _log.warning("%s", error)
+        else:
+            self.problem = None
+
+    def _sign(self, content: bytes) -> bytes:
+        return hashlib.blake2b(content, key=self._key or b"", digest_size=16).digest()
+
+    def _hear(self, content: bytes) -> None:
+        if self._key is not None:
+            signature, content = content[:16], content[16:]
+            if signature != self._sign(content):
+                return
+        try:
+            announcement = _announcement_decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            _log.warning("an announcement in the mesh cannot be read: %s", error)
+            return
+        self._membership.hear(announcement, time.monotonic())
+
+    def _on_join(self, member: Member) -> None:
+        assert self._mailbox is not None  # noqa: S101
+        announcement = member.announcement
+        peer = _CountedPeer(f"node '{member.name}'", "", self._mailbox.client_for(member.name), self._reply_bytes)
+        self.peers[member.name] = peer
+        self._others[member.name] = _OtherNode(member, peer)
+        _log.info("node %s (site %s, version %s) is in the mesh", member.name, announcement.site, announcement.version)
+        self._fetch_soon(member)
+
+    def _on_leave(self, member: Member, reason: str) -> None:
+        _log.warning("node %s has left the mesh: %s", member.name, reason)
+        other = self._others.pop(member.name, None)
+        self.peers.pop(member.name, None)
+        if other is not None and other.fetching is not None:
+            other.fetching.cancel()
+        self.agents.remove(member.name)
+        if self._mailbox is not None:
+            self._mailbox.drop_sender(member.name)
+            self._mailbox.drop_target(member.name)
+
+    def _fetch_soon(self, member: Member) -> None:
+        other = self._others[member.name]
+        if other.fetching is None or other.fetching.done():
+            other.fetching = asyncio.ensure_future(self._fetch(other))
+
+    async def _fetch(self, other: _OtherNode) -> None:
+        """Read the list of its agents until it is that of the announced revision."""
+        pause = 0.1
+        while True:
+            wanted = other.member.announcement.revision
+            try:
+                listing = await other.peer.list_agents(self._settings.site)
+            except FabricError as error:
+                _log.warning("the agents of node %s were not read: %s", other.name, error.full_message)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
+                continue
+            self.agents.set_listing(other, listing.agents or ())
+            if other.member.announcement.revision == wanted:
+                return

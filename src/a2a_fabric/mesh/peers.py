@@ -1,0 +1,97 @@
+"""The other processes of this node and of its mesh, as the composition root sees them: one object for both.
+
+A node that is one process without a mesh has none, and pays nothing."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING
+
+from a2a_fabric.core.agent import MESH_RUNTIME, Manifest
+from a2a_fabric.core.call import Step
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.ports import AgentSource, Runtime, load_module
+from a2a_fabric.doors.context import ASGIApp
+from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.relay import OWNER_MARK, RequestRelay, forward_answers
+from a2a_fabric.mesh.settings import MeshSettings
+from a2a_fabric.mesh.workers import Workers
+
+if TYPE_CHECKING:
+    from a2a_fabric.mesh.node import Mesh
+
+
+def _load_mesh() -> type[Mesh]:
+    """Raises ConfigError if the library for NATS is not installed."""
+    try:
+        mesh: type[Mesh] = load_module("a2a_fabric.mesh.node").Mesh
+    except ImportError as exc:
+        reason = f"{exc.name or exc} is not installed"
+        raise ConfigError(f"mesh: {reason}. Install it with: pip install 'a2a-fabric[nats]'") from exc
+    return mesh
+
+
+class Peers:
+    def __init__(
+        self,
+        workers: Workers | None,
+        settings: MeshSettings | None,
+        node_id: str,
+        *,
+        count_calls: Callable[[], int],
+        reply_bytes: int,
+    ) -> None:
+        member = node_id if workers is None else workers.place.name
+        self.workers = workers
+        self.mesh: Mesh | None = None
+        if settings is not None:
+            self.mesh = _load_mesh()(settings, node_id, member, count_calls=count_calls, reply_bytes=reply_bytes)
+        self.owner_tag = f"{OWNER_MARK}{member}"
+        maps: list[MutableMapping[str, PeerClient]] = [
+            *([] if workers is None else [workers.peers]),  # nearer than through the mesh
+            *([] if self.mesh is None else [self.mesh.peers]),
+        ]
+        self._clients: ChainMap[str, PeerClient] = ChainMap(*maps)
+
+    @property
+    def sources(self) -> list[AgentSource]:
+        return [] if self.mesh is None else [self.mesh.agents]
+
+    def build_runtime(self, manifest: Manifest, on_listing_changed: Callable[[], None]) -> Runtime | None:
+        """The runtime of an agent that another process holds; None for others."""
+        if manifest.runtime == MESH_RUNTIME:
+            return None if self.mesh is None else self.mesh.build_runtime(manifest)
+        return None if self.workers is None else self.workers.build_runtime(manifest, on_listing_changed)
+
+    def build_relay(
+        self, find_agent: Callable[[str], Manifest | None], body_bytes: int
+    ) -> Callable[[ASGIApp], ASGIApp]:
+        """What hands requests of clients to the process that they belong to."""
+
+        def find_holder(agent_id: str) -> str | None:
+            manifest = None if self.workers is None else find_agent(agent_id)
+            return None if manifest is None or self.workers is None else self.workers.find_holder_name(manifest)
+
+        return RequestRelay(self._clients, find_holder, body_bytes).wrap
+
+    def forward_answers(self) -> Step:
+        return forward_answers(self._clients)
+
+    def notify_changed(self, agent_id: str) -> None:
+        """An agent of this process offers something else now."""
+        if self.workers is not None:
+            self.workers.notify_changed(agent_id)
+
+    def merge_metrics(self, render_own: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
+        return render_own if self.workers is None else self.workers.merge_metrics(render_own)
+
+    def stop(self) -> None:
+        if self.mesh is not None:
+            self.mesh.stop()
+
+    async def aclose(self) -> None:
+        if self.mesh is not None:
+            await self.mesh.aclose()
+        if self.workers is not None:
+            await self.workers.aclose()
