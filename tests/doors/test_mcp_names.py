@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.doors.mcp import tools
+from a2a_fabric.doors.mcp import tool_names as tools
+from a2a_fabric.doors.mcp.tool_list import ToolList, is_cursor
+from a2a_fabric.doors.mcp.tool_names import ToolKey, ToolNames
 
 SAFE = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -87,3 +90,65 @@ def test_a_long_name_is_cut_and_told_apart_by_its_tail() -> None:
 def test_names_of_those_who_left_are_forgotten_when_there_are_too_many() -> None:
     known = {number: f"n{number}" for number in range(10)}
     assert tools.remember_names({3: "n3"}, known, spare=2) == {8: "n8", 9: "n9", 3: "n3"}
+
+
+def give(names: ToolNames, offered: dict[ToolKey, str], registered: Collection[ToolKey] = ()) -> None:
+    for _ in names.assign(offered, registered):
+        pass
+
+
+tool_keys = st.tuples(st.text(alphabet="ab-_.", max_size=4), st.text(alphabet="ab-_.", max_size=4))
+offers = st.dictionaries(tool_keys, words, max_size=20)
+
+
+@given(offers)
+def test_names_given_one_by_one_are_those_given_at_once(offered: dict[ToolKey, str]) -> None:
+    names = ToolNames()
+    give(names, offered)
+    assert {key: names[key] for key in offered} == tools.assign_names(offered, {})
+
+
+@given(offers, st.data())
+def test_tools_that_come_and_go_never_share_a_name_and_get_theirs_back(
+    offered: dict[ToolKey, str], data: st.DataObject
+) -> None:
+    names, present = ToolNames(["fabric_call"]), dict[ToolKey, str]()
+    for _ in range(4 if offered else 0):
+        some = set(data.draw(st.lists(st.sampled_from(sorted(offered)), unique=True)))
+        before = {key: names[key] for key in present}
+        names.release(present.keys() - some)
+        give(names, {key: offered[key] for key in some - present.keys()})
+        present = {key: offered[key] for key in some}
+        given_names = {key: names[key] for key in present}
+        assert len({tools.fold_name(name) for name in given_names.values()}) == len(given_names) == len(names)
+        assert "fabriccall" not in map(tools.fold_name, given_names.values())
+        assert all(given_names[key] == name for key, name in before.items() if key in given_names)
+
+
+def test_a_registered_tool_gives_its_name_up_for_a_declared_one_and_takes_none_of_one_that_left() -> None:
+    names = ToolNames()
+    registered, declared, other = ("prod", "files_read"), ("prod-files", "read"), ("prod.files", "read")
+    give(names, {registered: "prod.files_read"}, {registered})
+    assert names[registered] == "prod_files_read"
+    give(names, {declared: "prod-files.read"})
+    assert names[declared] == "prod_files_read"
+    assert re.fullmatch("prod_files_read_[0-9a-f]{6}", names[registered])
+    names.release([declared])
+    give(names, {other: "prod.files.read"}, {other})
+    assert re.fullmatch("prod_files_read_[0-9a-f]{6}", names[other])
+    give(names, {declared: "prod-files.read"})
+    assert names[declared] == "prod_files_read"
+
+
+def test_pages_of_a_long_list_continue_behind_the_last_tool_though_others_came_and_went() -> None:
+    tools_before = [b'{"name":"%d","description":"%b"}' % (number, b"x" * 1000) for number in range(5000)]
+    first = ToolList(tools_before).find_page(None)
+    assert first.next_cursor is not None
+    assert is_cursor(first.next_cursor)
+    assert sum(map(len, first.tools)) <= 2 << 20
+    later = ToolList([b'{"name":"new"}', *tools_before[10:]])
+    assert later.find_page(first.next_cursor).tools[0] == tools_before[len(first.tools)]
+    assert len(later.find_page(first.next_cursor, max_tools=7).tools) == 7
+    assert ToolList(()).find_page(first.next_cursor) == ((), None)
+    assert not is_cursor("x")
+    assert ToolList(tools_before[:1]).encode_page(None) == b'"tools":[%b]' % tools_before[0]

@@ -1,12 +1,14 @@
-"""10,000 agents: a scrape, a list or an edit never holds the event loop, whatever the machine is doing.
+"""10,000 agents: a scrape, a list, a search or an edit never holds the event loop, whatever the machine is doing.
 
-Time cannot show that, so the work is counted: the lines of Python that run in one step of the event loop. Work for each
-of 10,000 agents is at least 10,000 lines; a step that is bounded stays far below, however many agents there are.
+Time cannot show that, so the work is counted: the lines of Python that run in one step of the event loop, the bytes of
+one reply, which are encoded at once, and the objects that one garbage collection looks at. Work for each of 10,000
+agents is at least 10,000 lines; a step that is bounded stays far below, however many agents there are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import sys
 from asyncio.events import Handle
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,14 +24,18 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient
-from tests.fixtures.mcp_raw import Session
+from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PSK, Node, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUMBER = 10_000
 MAX_LINES = 6000  # of one step of the event loop
+MAX_BYTES = 3 << 20  # of one reply
+MAX_OBJECTS = 30_000  # of one garbage collection
+SAME_FOR_ALL_FLEETS = difflib.__file__  # an error compares a name with at most 100 others
 NARROW = "the-key-of-a-narrow-caller"
+VIEWED = "the-key-of-a-caller-with-a-view"
 ECHO = Agent("echo")
 
 
@@ -51,7 +57,7 @@ class Steps:
     def on_call(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code is Handle._run.__code__:
             self._end_step()
-        return self.on_line
+        return None if frame.f_code.co_filename.startswith(SAME_FOR_ALL_FLEETS) else self.on_line
 
     def on_line(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "line":
@@ -101,6 +107,11 @@ def write_agents(folder: Path, changed: int | None = None) -> None:
     new.rename(folder / "agents.yaml")
 
 
+def new_key(number: int) -> str:
+    """The key of a caller whose view was never built: each is used by one request only."""
+    return f"the-key-of-newcomer-{number}"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("many")
@@ -110,9 +121,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node(folder: Path) -> AsyncIterator[Node]:
+    newcomers = [
+        {"id": f"newcomer-{number}", "key": new_key(number), "scopes": [f"agent:agent-0{number}*"]}
+        for number in range(10)
+    ]
     config = {
         "health": {"interval": 0},
-        "auth": {"keys": [{"id": "narrow", "key": NARROW, "scopes": ["agent:agent-00*"]}]},
+        "views": [{"name": "some", "tools": ["agent-0*.echo"]}],
+        "auth": {
+            "keys": [
+                {"id": "narrow", "key": NARROW, "scopes": ["agent:agent-00*"]},
+                {"id": "viewed", "key": VIEWED, "view": "some"},
+                *newcomers,
+            ]
+        },
     }
     async with running(base=folder, config=config, from_files=True) as started:
 
@@ -121,6 +143,8 @@ async def node(folder: Path) -> AsyncIterator[Node]:
             return bool(health["runtimes"]["online"] == NUMBER)
 
         await eventually(all_are_online)
+        for operation in started.fabric.operations:
+            assert operation.input_schema  # made when it is first needed, and the same for all fleets
         yield started
 
 
@@ -151,6 +175,91 @@ async def list_tools(node: Node) -> None:
     assert (page["count"], page["total"]) == (1000, NUMBER)
 
 
+async def ask_mcp(node: Node, method: str, token: str = PSK, **more: Any) -> Any:
+    """A request of the stateless era, answered without the SDK."""
+    headers, body = modern(method, **more)
+    headers["Authorization"] = f"Bearer {token}"
+    reply = await node.send("POST", "/mcp", token=None, headers=headers, json=body)
+    assert reply.status == 200, reply.body
+    assert len(reply.body) <= MAX_BYTES
+    return reply.json["result"]
+
+
+async def list_mcp_tools(node: Node) -> None:
+    """The first list ever, and the first one after a change."""
+    await ask_mcp(node, "server/discover")
+    first = (await ask_mcp(node, "tools/list"))["tools"]
+    assert [tool["name"] for tool in first[:2]] == ["agent_00000_echo", "agent_00001_echo"]
+    await register(node)
+    assert (await ask_mcp(node, "tools/list"))["tools"] == first
+    await register(node)
+    name = {"name": "agent_09999_echo", "arguments": {"task": "hello"}}
+    assert (await ask_mcp(node, "tools/call", params=name))["structuredContent"] == {"echo": "hello"}
+
+
+async def list_all_mcp_tools(node: Node) -> None:
+    """In pages, for a client that wants them all."""
+    cursor: dict[str, Any] = {}
+    names: list[str] = []
+    while True:
+        page = await ask_mcp(node, "tools/list", params=cursor, X_Fabric_Tools="all")
+        names += [tool["name"] for tool in page["tools"] if tool["name"].startswith("agent_")]
+        if "nextCursor" not in page:
+            break
+        cursor = {"cursor": page["nextCursor"]}
+        await register(node)  # between two pages an agent comes and leaves
+    assert len(set(names)) == len(names) == NUMBER
+
+
+async def list_mcp_tools_of_newcomers(node: Node) -> None:
+    """Callers with scopes or a view that were never here: their introduction, and their first list."""
+    for token in (new_key(1), VIEWED):
+        assert "hidden" not in (await ask_mcp(node, "server/discover", token))
+        listed = [tool["name"] for tool in (await ask_mcp(node, "tools/list", token))["tools"]]
+        assert sum(name.startswith("agent_0") for name in listed) == 250
+    async with Session(node, token=new_key(2)) as session:
+        listed = (await session.answer({"jsonrpc": "2.0", "id": 2, "method": "tools/list"}))["result"]["tools"]
+        assert listed[0]["name"] == "agent_02000_echo"
+
+
+async def list_mcp_tools_by_the_sdk(node: Node) -> None:
+    async with Session(node) as session:
+        wanted = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {"_meta": {"progressToken": 1}}}
+        listed = (await session.answer(wanted, **{"X-Fabric-Tools": "all"}))["result"]
+        assert len(listed["tools"]) == 1000
+        assert listed["nextCursor"]
+
+
+async def search(node: Node) -> None:
+    """All at once, by words, by words and a tag that all agents have, and of a caller that was never here."""
+    everything = (await node.operation("fabric.agent.search", {"limit": 100}))["result"]
+    assert (everything["count"], everything["total"]) == (100, NUMBER)
+    by_words = (await node.operation("fabric.agent.search", {"query": "echo number 4711"}))["result"]
+    assert by_words["results"][0]["agent_id"] == "agent-04711"
+    by_tag = (await node.operation("fabric.agent.search", {"query": "echo 4711", "tag": "many"}))["result"]
+    assert (by_tag["results"][0]["agent_id"], by_tag["total"]) == ("agent-04711", NUMBER)
+    found = (await node.send("GET", "/search?q=echo", token=new_key(3))).json
+    assert found["results"][0]["agent_id"].startswith("agent-03")
+
+
+async def preview_routes(node: Node) -> None:
+    """Of an agent, of one that does not exist, and of a caller that was never here."""
+    for agent_id, token, is_allowed in (
+        ("agent-04711", PSK, True), ("agent-x4711", PSK, None), ("agent-04711", new_key(4), True),
+        ("agent-x4711", new_key(5), False), ("agent-x4711", VIEWED, False),
+    ):  # fmt: skip
+        asked = {"agent_id": agent_id, "capability": "echo"}
+        reply = await node.operation("fabric.route.preview", asked, token=token)
+        assert (reply["result"]["policy"]["allowed"] if reply["ok"] else None) is is_allowed
+    unknown = await node.operation("fabric.agent.describe", {"agent_id": "agent-06x"}, token=new_key(6))
+    assert unknown["error_code"] == "AGENT_NOT_FOUND"
+
+
+async def route_words(node: Node) -> None:
+    for text, token in (("please ask agent 4711 to echo", PSK), ("echo this", new_key(7))):
+        assert (await node.operation("fabric.route", {"text": text}, token=token))["ok"]
+
+
 async def look_for_resources(node: Node) -> None:
     """By a client for which the SDK is loaded, so that its server has to be told of each change."""
     async with Session(node) as session:
@@ -169,8 +278,36 @@ async def show_cards(node: Node) -> None:
 
 
 async def discover(node: Node) -> None:
+    """At the directory, and as the RPC client does: both with a cursor for the rest."""
     reply = (await node.send("GET", "/a2a/agents")).json
     assert (len(reply["agents"]), reply["total"]) == (1000, NUMBER)
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "a2a/discover", "params": {"capabilities": ["echo"]}}
+    assert len((await node.send("POST", "/a2a", json=asked)).json["result"]["agents"]) == 1000
+    page: dict[str, Any] = {}
+    found: list[str] = []
+    while not found or "nextCursor" in page:
+        params = {"cursor": page["nextCursor"]} if page else {}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "discover", "params": params}
+        page = (await node.send("POST", "/", json=asked)).json["result"]
+        found += [card["id"] for card in page["agents"]]
+    assert len(set(found)) == len(found) == NUMBER
+
+
+async def read_catalog(node: Node) -> None:
+    for token in (PSK, new_key(8)):
+        document = await node.send("GET", "/.well-known/ai-catalog.json?part=1", token=token)
+        assert document.status == 200
+        assert len(document.body) <= MAX_BYTES
+    card = (await node.send("GET", "/.well-known/agent.json", token=new_key(9))).json
+    assert card["capabilities"] == ["echo"]
+
+
+async def list_pages(node: Node) -> None:
+    """The same lists at the plain addresses."""
+    for path, key in (("/mcp/list_agents", "agents"), ("/mcp/list_tools", "tools"), ("/v1/agents", "agents")):
+        reply = await node.send("GET", path)
+        assert len(reply.body) <= MAX_BYTES
+        assert len(reply.json[key]) == 1000
 
 
 async def list_rest(node: Node) -> None:
@@ -190,7 +327,8 @@ async def register(node: Node) -> None:
     "work",
     [
         scrape, list_all, list_narrow, look_for_words, list_tools, show_health, show_cards, discover, list_rest,
-        register, look_for_resources,
+        list_pages, read_catalog, register, list_mcp_tools, list_all_mcp_tools, list_mcp_tools_of_newcomers,
+        list_mcp_tools_by_the_sdk, search, preview_routes, route_words, look_for_resources,
     ],
     ids=lambda work: work.__name__,
 )  # fmt: skip

@@ -57,6 +57,10 @@ AccessKey = tuple[
 ]
 
 
+# Modes in which a caller is the same object in all its requests, so that what it may do is remembered by its identity.
+LASTING_MODES = ("psk", "none")
+MAX_REMEMBERED = 2048  # of such decisions, until the catalog changes
+
 # Whether views include a capability of an agent, as long as its manifest stays the same.
 _viewed: dict[tuple[tuple[View, ...], str, str], tuple[Manifest, bool]] = {}
 _MAX_VIEWED = 8192

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -147,6 +147,25 @@ class AgentIndex(Protocol):
 
     def is_discovered(self, agent_id: str) -> bool:
         """Whether the agent's capabilities were found out by asking it, instead of declared by the operator."""
+        ...
+
+
+class AgentCatalog(AgentIndex, Protocol):
+    """One state of the catalog, or of what one caller sees of it, for lists and tables of all agents."""
+
+    @property
+    def agents(self) -> Sequence[Manifest]: ...
+
+    @property
+    def tools(self) -> Sequence[Manifest]: ...
+
+    @property
+    def capability_count(self) -> int:
+        """How many capabilities all its agents have."""
+        ...
+
+    def changes_since(self, previous: Any) -> Collection[str]:
+        """The ids of all agents and tools that differ from those of an earlier state."""
         ...
 
 

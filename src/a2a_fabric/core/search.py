@@ -15,14 +15,14 @@ agents that one caller may see, or say why an agent was found."""
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter, neg
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -158,15 +158,8 @@ class TierIndex:
         if len(posting) <= MAX_HEAD:
             return posting
         if stem not in self._heads_by_stem:
-            buckets: dict[float, list[str]] = {}
-            for agent_id, weight in posting.items():
-                buckets.setdefault(weight, []).append(agent_id)
-            best = [
-                (agent_id, weight)
-                for weight in sorted(buckets, reverse=True)
-                for agent_id in buckets[weight][:MAX_HEAD]
-            ]
-            self._heads_by_stem[stem] = dict(best[:MAX_HEAD])
+            best = sorted(posting, key=posting.__getitem__, reverse=True)[:MAX_HEAD]
+            self._heads_by_stem[stem] = dict(zip(best, map(posting.__getitem__, best), strict=True))
         return self._heads_by_stem[stem]
 
     def find_prefixed(self, stem: str) -> list[str]:
@@ -224,6 +217,8 @@ _MAX_CANDIDATES = 10_000
 _OFFLINE_FACTOR = 0.5  # of its score, for an agent that is offline
 _MAX_QUERY_WORDS = 16
 _MAX_SHOWN = 200  # characters of a text in a reason
+_RANKED_PER_STEP = 64
+_SORTED_PER_STEP = 1000
 _STRIDE = 5000  # unchanged agents that one step of an update passes
 
 
@@ -290,11 +285,11 @@ class SearchIndex:
     def __len__(self) -> int:
         return len(self._manifests)
 
-    def update(self, agents: Sequence[Manifest]) -> Iterator[None]:
+    def update(self, agents: Sequence[Manifest]) -> Generator[None]:
         """Update in small steps; between two of them the index can be read."""
-        current_ids = {manifest.agent_id for manifest in agents}
-        for agent_id in [agent_id for agent_id in self._manifests if agent_id not in current_ids]:
+        for agent_id in self._manifests.keys() - set(map(attrgetter("agent_id"), agents)):
             self._remove(agent_id)
+            yield
         for number, manifest in enumerate(agents, 1):
             indexed = self._manifests.get(manifest.agent_id)
             if indexed is not manifest and indexed != manifest:
@@ -311,32 +306,45 @@ class SearchIndex:
         self._tier_indexes[manifest.access_tier].remove(agent_id, build_entry(manifest))
 
     def find(self, query: SearchQuery, offline: Collection[str] = ()) -> AgentSearchResult:
-        """The best agents first; `offline` ones are ranked lower."""
+        """As `find_in_steps`, at once."""
+        steps = self.find_in_steps(query, offline)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: AgentSearchResult = end.value
+                return result
+
+    def find_in_steps(
+        self, query: SearchQuery, offline: Collection[str] = ()
+    ) -> Generator[None, None, AgentSearchResult]:
+        """The best agents first; `offline` ones are ranked lower. Between two steps the index may be updated."""
         words = parse_query(query.text)[:_MAX_QUERY_WORDS]
         indexes = [self._tier_indexes[tier] for tier in query.tiers]
         allowed = _apply_filters(indexes, query)
+        yield
         ranks = (
-            _rank_agents(indexes, words, allowed) if words else dict.fromkeys(_all_candidates(indexes, allowed), 1.0)
+            (yield from _rank_agents(indexes, words, allowed))
+            if words
+            else dict.fromkeys(_all_candidates(indexes, allowed), 1.0)
         )
-        for agent_id in offline:
-            if agent_id in ranks:
-                ranks[agent_id] *= _OFFLINE_FACTOR
-        page = _select_page(ranks, query)
-        hits = tuple(
-            SearchHit(
-                manifest=self._manifests[agent_id],
-                rank=-rank,
-                reasons=tuple(_explain_match(self._manifests[agent_id], words, query)),
-                is_offline=agent_id in offline,
-            )
-            for rank, agent_id in page[: query.limit]
-        )
-        return AgentSearchResult(hits=hits, total=len(ranks), has_more=len(page) > query.limit)
+        for number, agent_id in enumerate(ranks.keys() & offline):
+            ranks[agent_id] *= _OFFLINE_FACTOR
+            if number % _RANKED_PER_STEP == 0:
+                yield
+        page, hits = (yield from _select_page(ranks, query)), list[SearchHit]()
+        for rank, agent_id in page[: query.limit]:
+            yield
+            manifest = self._manifests.get(agent_id)
+            if manifest is not None:  # else it has just left
+                reasons = tuple(_explain_match(manifest, words, query))
+                hits.append(SearchHit(manifest=manifest, rank=-rank, reasons=reasons, is_offline=agent_id in offline))
+        return AgentSearchResult(hits=tuple(hits), total=len(ranks), has_more=bool(hits) and len(page) > query.limit)
 
 
 def _rank_agents(
     indexes: Sequence[TierIndex], words: Sequence[QueryWord], allowed: set[str] | None
-) -> dict[str, float]:
+) -> Generator[None, None, dict[str, float]]:
     """A rank between 0 and 1 for each agent that has any of the words; a rare word counts more."""
     agent_count = sum(len(index.agents) for index in indexes)
     terms_by_stem = {stem: _find_terms(indexes, stem) for stem in dict.fromkeys(stem for _, stem in words)}
@@ -346,7 +354,9 @@ def _rank_agents(
     ranks: dict[str, float] = {}
     for at, index in enumerate(indexes):
         terms = {stem: tier_terms[at] for stem, tier_terms in terms_by_stem.items()}
-        for agent_id in _select_candidates(list(terms.values()), allowed):
+        for number, agent_id in enumerate(_select_candidates(list(terms.values()), allowed)):
+            if number % _RANKED_PER_STEP == 0:
+                yield
             rank = sum(term.posting.get(agent_id, 0.0) * weights[stem] for stem, term in terms.items())
             if rank:
                 ranks[agent_id] = min(1.0, rank / total_weight)
@@ -359,8 +369,8 @@ def _rank_agents(
 def _select_candidates(terms: Sequence[_Term], allowed: set[str] | None) -> Collection[str]:
     """The best agents for each word, and all that have both of the rarest words, unless those are too many."""
     if allowed is not None and len(allowed) <= _MAX_CANDIDATES:
-        return allowed
-    candidates = {agent_id for term in terms for agent_id in term.head}
+        return allowed  # a set of this query alone, as all that is returned here
+    candidates = set[str]().union(*(term.head for term in terms))
     rarest = sorted((term.posting for term in terms), key=len)[:2]
     if len(rarest) == 2 and len(rarest[0]) <= _MAX_CANDIDATES:
         candidates |= rarest[0].keys() & rarest[1].keys()
@@ -384,13 +394,16 @@ def _match_prefix(index: TierIndex, stem: str) -> Posting:
     return posting
 
 
-def _select_page(ranks: dict[str, float], query: SearchQuery) -> list[tuple[float, str]]:
+def _select_page(ranks: dict[str, float], query: SearchQuery) -> Generator[None, None, list[tuple[float, str]]]:
     """The hits of this page, and one more if there is another page."""
-    ranked: Iterable[tuple[float, str]] = ((-rank, agent_id) for agent_id, rank in ranks.items())
+    ranked: Iterable[tuple[float, str]] = zip(map(neg, ranks.values()), ranks, strict=True)
     if query.after is not None:
-        last = (-query.after[0], query.after[1])
-        ranked = (entry for entry in ranked if entry > last)
-    return heapq.nsmallest(query.limit + 1, ranked)
+        ranked = filter((-query.after[0], query.after[1]).__lt__, ranked)
+    page: list[tuple[float, str]] = []
+    while part := list(islice(ranked, _SORTED_PER_STEP)):
+        page = sorted(page + part)[: query.limit + 1]
+        yield
+    return page
 
 
 def _apply_filters(indexes: Sequence[TierIndex], query: SearchQuery) -> set[str] | None:
@@ -398,15 +411,15 @@ def _apply_filters(indexes: Sequence[TierIndex], query: SearchQuery) -> set[str]
     sets: list[set[str]] = []
     if query.capabilities:
         names = {normalize_name(name) for name in query.capabilities}
-        sets.append({agent_id for index in indexes for name in names for agent_id in index.capabilities.get(name, ())})
+        sets.append(set().union(*(index.capabilities.get(name, ()) for index in indexes for name in names)))
     if query.tags:
         tags = {tag.casefold() for tag in query.tags}
-        sets.append({agent_id for index in indexes for tag in tags for agent_id in index.tags.get(tag, ())})
+        sets.append(set().union(*(index.tags.get(tag, ()) for index in indexes for tag in tags)))
     return set.intersection(*sets) if sets else None
 
 
 def _all_candidates(indexes: Sequence[TierIndex], allowed: set[str] | None) -> Iterable[str]:
-    return allowed if allowed is not None else (agent_id for index in indexes for agent_id in index.agents)
+    return allowed if allowed is not None else chain.from_iterable(index.agents for index in indexes)
 
 
 def _explain_match(manifest: Manifest, words: Sequence[QueryWord], query: SearchQuery) -> Iterator[MatchReason]:

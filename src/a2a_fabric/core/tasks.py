@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from math import inf
@@ -36,6 +36,18 @@ async def iterate_in_slices(items: Iterable[T], size: int = SLICE) -> AsyncItera
     iterator = iter(items)
     while part := tuple(islice(iterator, size)):
         yield part
+        await asyncio.sleep(0)
+
+
+async def run_in_turns(steps: Generator[None, None, T], size: int = SLICE) -> T:
+    """The result of work in small steps, with other tasks after every few of them."""
+    while True:
+        for _ in range(size):
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
         await asyncio.sleep(0)
 
 

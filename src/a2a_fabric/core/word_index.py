@@ -9,8 +9,8 @@ phrases cost or displace anything."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from a2a_fabric.core.agent import Capability, Manifest
@@ -89,7 +89,7 @@ class PhraseTable:
             return agents
         head = self._heads.get(phrase)
         if head is None:
-            head = heapq.nsmallest(_MAX_HEAD, agents, key=lambda agent_id: (-agents[agent_id], agent_id))
+            head = sorted(sorted(agents), key=agents.__getitem__, reverse=True)[:_MAX_HEAD]
             self._heads[phrase] = head
         return head
 
@@ -114,11 +114,11 @@ class WordIndex:
         self.manifests: dict[str, Manifest] = {}
         self._groups: dict[str | None, PhraseGroup] = {}
 
-    def update(self, agents: Sequence[Manifest]) -> Iterator[None]:
+    def update(self, agents: Sequence[Manifest]) -> Generator[None]:
         """Update in small steps; between two of them the index can be read."""
-        current_ids = {manifest.agent_id for manifest in agents}
-        for agent_id in [agent_id for agent_id in self.manifests if agent_id not in current_ids]:
+        for agent_id in self.manifests.keys() - set(map(attrgetter("agent_id"), agents)):
             self._remove(self.manifests.pop(agent_id))
+            yield
         for number, manifest in enumerate(agents, 1):
             indexed = self.manifests.get(manifest.agent_id)
             if indexed is not manifest and indexed != manifest:

@@ -358,7 +358,8 @@ class ToolOperations:
             if category in _CATEGORY_ALIASES:
                 manifest = registry.get_for(principal, f"{_CATEGORY_ALIASES[category]}.{name}")
             elif not name:
-                matches = [m for m in registry.visible_to(principal).tools if m.agent_id.rpartition(".")[2] == tool_id]
+                ids = [m.agent_id for m in registry.catalog.tools if m.agent_id.rpartition(".")[2] == tool_id]
+                matches = [found for each in ids if (found := registry.get_for(principal, each)) is not None]
                 manifest = matches[0] if len(matches) == 1 else None
         if manifest is None or not manifest.is_tool:
             if is_limited(principal):

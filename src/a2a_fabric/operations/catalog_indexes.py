@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.policy import AccessKey, make_access_key
+from a2a_fabric.core.tasks import run_in_turns
 from a2a_fabric.registry.registry import Registry
 
 _MAX_INDEXES = 16  # for callers with limited access, one for each kind of access, and for callers with logins
@@ -20,7 +21,7 @@ _STEPS_PER_TURN = 20  # steps of an update before other tasks may run
 
 
 class UpdatableIndex(Protocol):
-    def update(self, agents: Sequence[Manifest]) -> Iterator[None]:
+    def update(self, agents: Sequence[Manifest]) -> Generator[None]:
         """Update in small steps; between two of them the index can be read."""
         ...
 
@@ -37,9 +38,7 @@ class _IndexEntry(Generic[I]):
 
     async def update(self, agents: tuple[Manifest, ...]) -> I:
         if agents is not self._agents:
-            for step, _ in enumerate(self.index.update(agents)):
-                if step % _STEPS_PER_TURN == 0:
-                    await asyncio.sleep(0)
+            await run_in_turns(self.index.update(agents), _STEPS_PER_TURN)
             self._agents = agents
         return self.index
 

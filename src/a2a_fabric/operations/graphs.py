@@ -98,8 +98,7 @@ class GraphOperations:
         registry = self._gateway.registry
         manifest = registry.get_for(principal, node.agent)
         if manifest is None:
-            names = (each.agent_id for each in registry.visible_to(principal).agents)
-            hint = suggest_nearest(node.agent, names)
+            hint = suggest_nearest(node.agent, registry.list_hints(principal, node.agent))
             raise node_error(
                 node.id, "agent", f"there is no agent '{node.agent[:128]}'{hint}", reason="AGENT_NOT_FOUND"
             )

@@ -24,12 +24,14 @@ from a2a_fabric.core.search import (
     SearchIndex,
     SearchQuery,
 )
+from a2a_fabric.core.tasks import run_in_turns
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.catalog_indexes import CatalogIndexes
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 from a2a_fabric.operations.views import render_profile
 
 MAX_RESULTS = 100
+_STEPS_PER_TURN = 4  # of a search, before other requests may run
 _MAX_ABSENT = 1000  # offline agents that may have left the catalog
 _MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
 _FIELD_NAMES: dict[SearchField, str] = {
@@ -89,7 +91,7 @@ class SearchOperations:
     async def find(self, query: SearchQuery, principal: Principal) -> AgentSearchResult:
         """The best agents that this caller may see; `query.tiers` must not have others than the caller's."""
         index = await self._indexes.find(principal)
-        return index.find(query, self._find_offline())
+        return await run_in_turns(index.find_in_steps(query, frozenset(self._find_offline())), _STEPS_PER_TURN)
 
     def _on_health_change(self, agent_id: str, health: Health) -> None:
         (self._offline_agents.add if health.status == "offline" else self._offline_agents.discard)(agent_id)

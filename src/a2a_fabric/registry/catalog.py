@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress, islice, repeat
-from operator import attrgetter, is_, is_not, not_
+from operator import attrgetter, is_, is_not, methodcaller, not_
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from a2a_fabric.registry.tool_choice import ToolTranslation
 _MAX_VIEWS = 64
 _MAX_PERSONAL = 256
 _MAX_KNOWN_CHANGES = 512  # catalogs whose changes are remembered
+_MAX_HINTS = 200
 _MAX_CARRIED = 1000  # changed agents, after which a view is built anew
 
 Key = TypeVar("Key", bound=str | tuple[str | None, str])
@@ -148,6 +149,18 @@ class Catalog:
             return self._add_view(principal, visible)
         self._views.move_to_end(access_key)
         return view
+
+    def list_for_hints(self, principal: Principal, near: str) -> Iterator[Manifest]:
+        """Agents that this caller may see, to name the nearest in an error. Of very many only some are looked at."""
+        view = self if not is_limited(principal) else self._views.get(make_access_key(principal))
+        if view is not None:
+            return iter(view.agents)
+        agents: Iterable[Manifest] = self.agents
+        if len(self.agents) > _MAX_HINTS:
+            agents = islice(
+                compress(agents, map(methodcaller("startswith", near[:3]), map(_agent_id, agents))), _MAX_HINTS
+            )
+        return (each for each in agents if narrow_manifest(principal, each) is not None)
 
     async def prepare_view(self, principal: Principal) -> None:
         """Build the view of this caller in slices, so that `view_for` returns at once."""

@@ -68,5 +68,5 @@ class Planner:
                 raise refuse_call(
                     route_request.principal, reason, route_request.agent_id, route_request.capability
                 ) from None
-            visible = self._registry.visible_to(route_request.principal)
-            raise AgentNotFound(route_request.agent_id, (each.agent_id for each in visible.agents)) from None
+            hints = self._registry.list_hints(route_request.principal, route_request.agent_id)
+            raise AgentNotFound(route_request.agent_id, hints) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, filterfalse
 from operator import attrgetter, is_not
 from typing import Any, Protocol
@@ -253,14 +253,18 @@ class Registry:
         manifest = self.get_for(principal, agent_id)
         if manifest is None:
             check_agent_name(principal, agent_id)
-            raise AgentNotFound(agent_id, map(_agent_id, self.visible_to(principal).agents))
+            raise AgentNotFound(agent_id, self.list_hints(principal, agent_id))
         return manifest
+
+    def list_hints(self, principal: Principal, near: str) -> Iterator[str]:
+        """Ids of agents that this caller may see, to name the nearest in an error."""
+        return map(_agent_id, self.catalog_for(principal).list_for_hints(principal, near))
 
     def find_agent_for(self, principal: Principal, agent_id: str) -> Manifest:
         """The same for agents only, without tools."""
         manifest = self.find_for(principal, agent_id)
         if manifest.is_tool:
-            raise AgentNotFound(agent_id, map(_agent_id, self.visible_to(principal).agents))
+            raise AgentNotFound(agent_id, self.list_hints(principal, agent_id))
         return manifest
 
     # the five verbs

@@ -12,12 +12,19 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
-from a2a_fabric.core.agent import MAX_CAPABILITY_NAME
-from a2a_fabric.core.call import Call, Emit, Handler, Step, ignore_event
+from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, Manifest
+from a2a_fabric.core.call import Call, Emit, Handler, Principal, Step, Target, ignore_event
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBuckets
-from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown, refuse_call, reveal_to_operator
+from a2a_fabric.core.policy import (
+    LASTING_MODES,
+    MAX_REMEMBERED,
+    find_refusal,
+    find_refusal_of_unknown,
+    refuse_call,
+    reveal_to_operator,
+)
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.propagation import DelegationGuard, current_trace
 from a2a_fabric.core.receipts import ReceiptRecorder
@@ -140,9 +147,25 @@ def authorize(
     """
     delegation_guard = delegation_guard or DelegationGuard()
     active_policy = active_policy or ActivePolicy()
+    # The callers that may call a capability, by their identity: decided once, until the catalog changes.
+    allowed: dict[tuple[int, str, str], Principal] = {}
+    allowed_in: AgentIndex | None = None
+
+    def check(auth: Principal, target: Target, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            reason = find_refusal(auth, manifest, target.capability)
+        else:
+            reason = find_refusal_of_unknown(auth, target.agent_id, target.capability)
+        if reason is not None:
+            raise refuse_call(auth, reason, target.agent_id, target.capability)
+        if manifest is not None and auth.mode in LASTING_MODES and not auth.entry:
+            if len(allowed) >= MAX_REMEMBERED:
+                allowed.clear()
+            allowed[id(auth), target.agent_id, target.capability] = auth
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
+            nonlocal allowed_in
             target = call.target
             if len(target.capability) > MAX_CAPABILITY_NAME:
                 raise BadInput(
@@ -150,15 +173,15 @@ def authorize(
                 )
             if active_policy.policy is not None or call.auth.entry:
                 call = active_policy.bind_call(call)
-            manifest = registry.catalog.get(target.agent_id)
+            catalog, auth = registry.catalog, call.auth
+            if catalog is not allowed_in:
+                allowed.clear()
+                allowed_in = catalog
+            manifest = catalog.get(target.agent_id)
             if call.delegation_chain:
                 delegation_guard.check(call.delegation_chain, None if manifest is None else manifest.agent_id)
-            if manifest is not None:
-                reason = find_refusal(call.auth, manifest, target.capability)
-            else:
-                reason = find_refusal_of_unknown(call.auth, target.agent_id, target.capability)
-            if reason is not None:
-                raise refuse_call(call.auth, reason, target.agent_id, target.capability)
+            if allowed.get((id(auth), target.agent_id, target.capability)) is not auth:
+                check(auth, target, manifest)
             if call.delegation_chain and coordination is not None and manifest is not None:
                 coordination.check(call.delegation_chain, manifest)
             return inner(call, emit)

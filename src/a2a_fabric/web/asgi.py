@@ -251,11 +251,10 @@ def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
 
     def serve(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
         head: RequestHead | None = scope.get(HEAD_KEY)
-        if head is None or VIEW_HEADER in head:
-            return app(_add_views(scope, [name], prefix, path), receive, send)
-        sent = scope["headers"]
-        kept = head.derived.get(key)
+        sent, kept = scope["headers"], None if head is None else head.derived.get(key)
         if kept is None or kept[0] is not sent:  # the first request, or another content length
+            if head is None or VIEW_HEADER in head:
+                return app(_add_views(scope, [name], prefix, path), receive, send)
             headers = [*sent, view_header]
             narrowed = RequestHead(headers, peer=head.peer) if kept is None else kept[1][HEAD_KEY].with_headers(headers)
             kept = head.derived[key] = sent, {**fields, "headers": headers, HEAD_KEY: narrowed}

@@ -23,6 +23,7 @@ from a2a_fabric.core.call import (
 from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_capability
 from a2a_fabric.core.result import PART_KINDS, Answer, Part, Question, Questions
 from a2a_fabric.core.routing import may_answer_unnamed
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.requests import UserMessage
 from a2a_fabric.gateway import Gateway
@@ -183,13 +184,19 @@ class SkillRouter:
         if skill is None:
             text = input_from_parts(user_message.parts).task
             return await self._routing.choose_agent(principal, text, user_message.context_id)
-        offering = self._gateway.registry.visible_to(principal).find_by_capability(skill)
-        candidates = [each for each in offering if may_answer_unnamed(each, caller)]
-        if not candidates:
+        registry = self._gateway.registry
+        offering = (await registry.prepare_view(principal)).find_by_capability(skill)
+        best: list[Manifest] = []
+
+        def rank(manifest: Manifest) -> tuple[int, int]:
+            return HEALTH_RANK[registry.health.get(manifest.agent_id).status], TRUST_RANK[manifest.trust_tier]
+
+        async for manifests in iterate_in_slices(offering):
+            candidates = [*best, *(each for each in manifests if may_answer_unnamed(each, caller))]
+            best = [min(candidates, key=rank)] if candidates else []
+        if not best:
             raise invalid_params_error(f"No agent has the skill '{skill[:64]}'", "metadata.skill")
-        health = self._gateway.registry.health
-        candidates.sort(key=lambda each: (HEALTH_RANK[health.get(each.agent_id).status], TRUST_RANK[each.trust_tier]))
-        return AgentChoice(manifest=candidates[0])
+        return AgentChoice(manifest=best[0])
 
 
 ACTION_KEY = "action"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -113,7 +113,7 @@ class AgentDirectory:
         agents, also those of the first reply.
         """
         visible = await self._registry.prepare_view(context.principal)
-        agents = list(_find_offering(visible, params.capabilities)) if params.capabilities else visible.agents
+        agents = _find_offering(visible, params.capabilities) if params.capabilities else visible.agents
         limit = min(params.limit or MAX_ITEMS, MAX_ITEMS)
         listed = (
             await self._sort_in_slices(agents)
@@ -156,25 +156,29 @@ class AgentDirectory:
         manifest = self._registry.get_for(principal, to_agent_id(directory_id))
         if manifest is None:
             check_agent_name(principal, to_agent_id(directory_id))
-            raise AgentNotFound(directory_id, map(to_directory_id, self._registry.visible_to(principal).agents))
+            hints = self._registry.catalog_for(principal).list_for_hints(principal, directory_id)
+            raise AgentNotFound(directory_id, map(to_directory_id, hints))
         return manifest
 
-    def choose_best_agent(self, action: str, principal: Principal) -> Manifest:
+    async def choose_best_agent(self, action: str, principal: Principal) -> Manifest:
         """The best agent with this capability that this caller may call. Raises CapabilityNotFound or Forbidden."""
-        caller, visible = owner_from_principal(principal), self._registry.visible_to(principal)
-        allowed = self._sort_by_rank(
-            each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
-        )
-        if not allowed and is_limited(principal) and (is_scoped(principal) or principal.views or principal.entry):
+        caller, visible = owner_from_principal(principal), await self._registry.prepare_view(principal)
+        best: list[Manifest] = []
+        async for manifests in iterate_in_slices(_find_offering(visible, [action])):
+            allowed = [*best, *(each for each in manifests if may_answer_unnamed(each, caller))]
+            best = [min(allowed, key=self._rank)] if allowed else []
+        if not best and is_limited(principal) and (is_scoped(principal) or principal.views or principal.entry):
             message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
             raise OutOfScope(message, f"capability:{action}", capability=action[:_MAX_ECHO])
-        if not allowed:
+        if not best:
             raise self._capability_not_found_error(action, principal)
-        return allowed[0]
+        return best[0]
 
-    def find_target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
+    async def find_target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
         """The named agent, else the best one for this action. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
-        return self.choose_best_agent(action, principal) if agent_id is None else self.find_agent(agent_id, principal)
+        if agent_id is None:
+            return await self.choose_best_agent(action, principal)
+        return self.find_agent(agent_id, principal)
 
     async def choose_target(
         self, agent_id: str | None, arguments: dict[str, Any], principal: Principal
@@ -193,9 +197,6 @@ class AgentDirectory:
         reasons.append(choice.reason)
         reason = " ".join(filter(None, reasons)) or None
         return ChosenTarget(agent_id=to_directory_id(manifest), action=choice.capability.name, reason=reason)
-
-    def _sort_by_rank(self, manifests: Iterable[Manifest]) -> list[Manifest]:
-        return sorted(manifests, key=self._rank)
 
     def _rank(self, manifest: Manifest) -> tuple[int, int, float, str]:
         health = self._registry.health.get(manifest.agent_id).status
@@ -223,14 +224,13 @@ class AgentDirectory:
         return error
 
 
-def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
+def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Sequence[Manifest]:
     """The agents with at least one of these capabilities."""
-    agent_ids: set[str] = set()
+    found: dict[str, Manifest] = {}
     for name in capabilities:
-        for manifest in catalog.find_by_capability(normalize_name(name)):
-            if manifest.agent_id not in agent_ids:
-                agent_ids.add(manifest.agent_id)
-                yield manifest
+        manifests = catalog.find_by_capability(normalize_name(name))
+        found |= zip(map(attrgetter("agent_id"), manifests), manifests, strict=True)
+    return tuple(found.values())
 
 
 DirectoryId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=LINE_PATTERN)]

@@ -276,7 +276,7 @@ class TaskChains:
             first_job: JobSummary = await self._jobs.get(principal, task.first_id)
         except JobNotFound:
             for hop in task.hops[1:]:
-                self._directory.find_target(hop.agent_id, hop.action, principal)  # raises if no agent has the action
+                await self._directory.find_target(hop.agent_id, hop.action, principal)  # raises if no agent has it
             hop_context = HopContext(
                 principal=principal,
                 trace=context.trace,
@@ -407,7 +407,7 @@ class TaskChains:
         self, task: DirectoryTask, number: int, previous_result: Result | None, hop_context: HopContext
     ) -> JobSummary:
         hop, job_id = task.hops[number], task.get_job_id(number)
-        manifest = self._directory.find_target(hop.agent_id, hop.action, hop_context.principal)
+        manifest = await self._directory.find_target(hop.agent_id, hop.action, hop_context.principal)
         capability = manifest.find_capability(hop.action)
         arguments = (
             hop.input if previous_result is None else {**to_next_input(previous_result, capability), **hop.input}

@@ -16,6 +16,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.edge import compute_etag
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.protocols.a2a.card import CARD_PATH
@@ -165,22 +166,25 @@ class CatalogDocuments:
         self._catalog: object = None
         self._cache: OrderedDict[_CacheKey, CatalogDocument | None] = OrderedDict()
 
-    def get(self, principal: Principal, node: CatalogNode, part: int | None) -> CatalogDocument | None:
+    async def get(self, principal: Principal, node: CatalogNode, part: int | None) -> CatalogDocument | None:
         """None if there is no such part."""
         registry = self._gateway.registry
+        visible = await registry.prepare_view(principal)
         if registry.catalog is not self._catalog:
             self._catalog = registry.catalog
             self._cache.clear()
-        visible = registry.visible_to(principal)
         key = (visible, node, part)
-        if key not in self._cache:
-            self._cache[key] = self._build_document(visible.sort_by_id(visible.agents), node, part)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        document = await self._build_document(visible.sort_by_id(visible.agents), node, part)
+        if registry.catalog is self._catalog:
+            self._cache[key] = document
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return self._cache[key]
+        return document
 
-    def _build_document(
+    async def _build_document(
         self, agents: Sequence[Manifest], node: CatalogNode, part: int | None
     ) -> CatalogDocument | None:
         agent_groups = [agents[start : start + self._max_agents] for start in range(0, len(agents), self._max_agents)]
@@ -194,5 +198,6 @@ class CatalogDocuments:
             ]
         else:
             group = agent_groups[part - 1 if part is not None else 0] if agent_groups else ()
-            listed += [entry for manifest in group for entry in build_agent_entries(node, manifest)]
+            async for manifests in iterate_in_slices(group):
+                listed += [entry for manifest in manifests for entry in build_agent_entries(node, manifest)]
         return encode_document(render_catalog(node, self._host, listed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -134,7 +135,8 @@ class DiscoveryHttpEndpoints:
         part = cycle.query.get("part", [None])[-1]
         if part is not None and not (part.isascii() and part.isdigit() and len(part) < 10):
             raise BadInput("part is the number of a part", field="part")
-        document = self._documents.get(cycle.principal, self._build_node(cycle), None if part is None else int(part))
+        number = None if part is None else int(part)
+        document = await self._documents.get(cycle.principal, self._build_node(cycle), number)
         if document is None:
             raise BadInput(f"This catalog has no part {part}", field="part")
         return self._build_cacheable_reply(cycle, document, catalog.CATALOG_TYPE)
@@ -150,7 +152,8 @@ class DiscoveryHttpEndpoints:
         return self._build_cacheable_reply(cycle, encode_document(card), catalog.MCP_CARD_TYPE)
 
     async def _run_search(self, cycle: _DiscoveryCycle) -> HttpReply:
-        node, find_manifest = self._build_node(cycle), self._context.gateway.registry.visible_to(cycle.principal).get
+        node = self._build_node(cycle)
+        find_manifest = partial(self._context.gateway.registry.get_for, cycle.principal)
         is_post = cycle.method == "POST"
         query = search.parse_body(cycle.body) if is_post else search.parse_query(cycle.query)
         arguments = query.build_arguments(node) if isinstance(query, RegistrySearch) else query

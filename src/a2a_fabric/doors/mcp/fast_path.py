@@ -35,6 +35,7 @@ from a2a_fabric.doors.mcp.request import DirectRequestContext, McpReply
 from a2a_fabric.doors.mcp.results import LogLevel, McpEventWriter, render_input_required
 from a2a_fabric.doors.mcp.sessions import FastSessions
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_token
+from a2a_fabric.doors.mcp.tool_list import is_cursor
 from a2a_fabric.doors.mcp.tools import ListingClient, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
@@ -112,11 +113,13 @@ class HandshakeCallParams(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HandshakeListParams(msgspec.Struct, forbid_unknown_fields=True):
+    cursor: str | None = None
     meta: HandshakeMeta = field(name="_meta", default=HandshakeMeta())
 
 
 class ListToolsParams(msgspec.Struct, forbid_unknown_fields=True):
     meta: StatelessMeta = field(name="_meta")
+    cursor: str | None = None
 
 
 class _NamedCall(msgspec.Struct):
@@ -127,15 +130,15 @@ class _ClientName(msgspec.Struct):
     name: str = ""
 
 
-class ServerDiscoverParams(ListToolsParams):
-    """Parameters of `server/discover`."""
+class ServerDiscoverParams(msgspec.Struct, forbid_unknown_fields=True):
+    meta: StatelessMeta = field(name="_meta")
 
 
 class FastRequest(msgspec.Struct):
     """A request that the fast path understands."""
 
     id: str | int
-    params: StatelessCallParams | ListToolsParams
+    params: StatelessCallParams | ListToolsParams | ServerDiscoverParams
 
 
 class _WholeCall(FastRequest):
@@ -203,7 +206,7 @@ class FastPath:
             return None
         if head.get(b"mcp-method") != method or not message.is_request:
             return None
-        params: StatelessCallParams | ListToolsParams
+        params: StatelessCallParams | ListToolsParams | ServerDiscoverParams
         try:
             if method == "tools/call":
                 params = self._call_decoder.decode(message.params)
@@ -216,6 +219,7 @@ class FastPath:
                     and params.meta.passport is None
                     and params.meta.mandate is None
                     and _has_plain_headers(scope["headers"], head, _LIST_HEADERS)
+                    and (isinstance(params, ServerDiscoverParams) or _is_plain_cursor(params.cursor))
                 )
             else:
                 return None
@@ -251,7 +255,8 @@ class FastPath:
         try:
             if message.method == "tools/list":
                 list_params = self._session_list_decoder.decode(message.params or b"{}")
-                return list_params if list_params.meta.is_plain and fits_both(head) else None
+                is_plain = list_params.meta.is_plain and _is_plain_cursor(list_params.cursor)
+                return list_params if is_plain and fits_both(head) else None
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
@@ -293,7 +298,7 @@ class FastPath:
             return
         if isinstance(params, ListToolsParams):
             request_context.client_name = (wire.decode_or_none(meta.client, _ClientName) or _ClientName()).name
-            await self._send_tool_list(reply, request_context, trace, self._list_members)
+            await self._send_tool_list(reply, request_context, trace, params.cursor, self._list_members)
             return
         chain = meta.delegation_chain
         if len(meta.capabilities) > len(_UI_EXTENSION_BYTES):
@@ -345,7 +350,7 @@ class FastPath:
         try:
             if isinstance(params, HandshakeCallParams):
                 return await self._answer_call_in_session(reply, params, request_context, trace)
-            await self._send_tool_list(reply, request_context, trace, b"")
+            await self._send_tool_list(reply, request_context, trace, params.cursor, b"")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if shortcut.client_disconnected or not pop_cancellation(request_id) or task is None:
@@ -382,22 +387,21 @@ class FastPath:
 
     async def _send_discovery(self, reply: McpReply, request_context: DirectRequestContext, trace: Trace) -> None:
         started = time.perf_counter()
+        await self._catalog.refresh(request_context.principal)
         members = render_discovery(self._catalog, request_context.principal)[:-1]
         await reply.send_result(b'%b,"_meta":%b}' % (members, _encode(self._result_meta)))
         seconds = time.perf_counter() - started
         self._context.log(trace, "server/discover", code=None, message=None, seconds=seconds, status=200)
 
     async def _send_tool_list(
-        self, reply: McpReply, request_context: DirectRequestContext, trace: Trace, rest: bytes
+        self, reply: McpReply, request_context: DirectRequestContext, trace: Trace, cursor: str | None, rest: bytes
     ) -> None:
         """`rest` are the members of the result beside the tools."""
         started = time.perf_counter()
         await self._context.gateway.registry.wait_for_lists(request_context.principal)
         client = ListingClient(request_context.client_name, request_context.wants_all_tools)
-        tools = self._catalog.list_tools(request_context.principal, client)
-        if tools.encoded is None:
-            tools.encoded = _encode(tools)
-        await reply.send_result(b'{"tools":%b%b}' % (tools.encoded, rest))
+        tools = await self._catalog.list_tools(request_context.principal, client)
+        await reply.send_result(b"{%b%b}" % (tools.encode_page(cursor), rest))
         seconds = time.perf_counter() - started
         self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
 
@@ -413,6 +417,10 @@ def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit 
             await reply.send_notification(method, params)
 
     return emit
+
+
+def _is_plain_cursor(cursor: str | None) -> bool:
+    return cursor is None or is_cursor(cursor)
 
 
 def _is_plain_session_call(params: HandshakeCallParams) -> bool:

@@ -194,6 +194,7 @@ class LightSessions:
 
     async def _open(self, cycle: McpCycle, message: McpMessage, params: _InitializeParams) -> None:
         started = time.perf_counter()
+        await self._catalog.refresh(cycle.principal)
         session = await self._sessions.open(cycle.principal.principal_id)
         name = uuid4().hex + self._context.owner_tag
         session.client_name = params.client.name

@@ -28,7 +28,7 @@ from a2a_fabric.core.policy import AccessKey, find_refusal, make_access_key
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, MaybeChain, Trace, current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
-from a2a_fabric.doors.mcp import results, tools
+from a2a_fabric.doors.mcp import results
 from a2a_fabric.doors.mcp.request import McpCallerDisconnected
 from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.sdk_request import (
@@ -39,6 +39,7 @@ from a2a_fabric.doors.mcp.sdk_request import (
     make_emitter,
     resource_not_found_code,
 )
+from a2a_fabric.doors.mcp.tool_names import assign_names, remember_names
 from a2a_fabric.doors.mcp.tools import AGENT_KEY, NAME_KEY, ToolCatalog
 from a2a_fabric.operations import OperationRequest
 from a2a_fabric.protocols.mcp.apps import drop_own_keys, find_ui_uri
@@ -105,8 +106,8 @@ class _ItemTable:
         """`prompt_names` are those assigned before; they stay, whichever agents come or go."""
         self.manifests = {manifest.agent_id: manifest for manifest, _ in listings}
         keys = [(m.agent_id, each["name"]) for m, listing in listings for each in listing.prompts]
-        assigned = tools.assign_names({key: make_prompt_name(key) for key in keys}, prompt_names or {})
-        self.prompt_names = tools.remember_names(assigned, prompt_names or {})
+        assigned = assign_names({key: make_prompt_name(key) for key in keys}, prompt_names or {})
+        self.prompt_names = remember_names(assigned, prompt_names or {})
         self.items: dict[ListKind, list[SharedItem]] = {
             "prompts": list(_make_items(listings, "prompts", "name", assigned.__getitem__)),
             "resources": list(_make_items(listings, "resources", "uri", lambda key: make_resource_uri(*key))),

@@ -30,6 +30,7 @@ from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.propagation import DELEGATION_META_KEY, MANDATE_META_KEY, PASSPORT_META_KEY, current_trace
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope, replay_body
 from a2a_fabric.doors.mcp.event_log import ResumableSessionManager, adopted_session
@@ -53,6 +54,7 @@ from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.doors.mcp.tool_list import is_cursor
 from a2a_fabric.doors.mcp.tools import ListingClient, McpServerInfo, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
@@ -159,6 +161,9 @@ def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkSe
     return server
 
 
+_MAX_TOOLS = 1000  # in a page; the SDK looks at each of them, which takes time
+
+
 class McpHandlers:
     def __init__(
         self,
@@ -214,15 +219,19 @@ class McpHandlers:
             self._context.log(trace, ctx.method, code=code, message=message, seconds=seconds, status=200)
 
     async def list_tools(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
-        if params.cursor is not None:
-            raise MCPError(types.INVALID_PARAMS, "Invalid cursor. There is only one page of tools.")
+        if params.cursor is not None and not is_cursor(params.cursor):
+            raise MCPError(types.INVALID_PARAMS, "Invalid cursor. Start again without one.")
         request_context, about = get_request_context(ctx), ctx.session.client_params
         client = ListingClient(about.client_info.name if about else "", request_context.wants_all_tools)
         await self._context.gateway.registry.wait_for_lists(request_context.principal)
-        return {
-            "tools": self._run_lookup(lambda: self.catalog.list_tools(request_context.principal, client)),
-            **UNCACHED,
-        }
+        try:
+            listed = await self.catalog.list_tools(request_context.principal, client)
+        except AgentNotFound:  # it has left the catalog, and has no tools
+            return {"tools": [], **UNCACHED}
+        page, tools = listed.find_page(params.cursor, _MAX_TOOLS), list[dict[str, Any]]()
+        async for encoded in iterate_in_slices(page.tools):
+            tools += map(msgspec.json.decode, encoded)
+        return {"tools": tools, **({"nextCursor": page.next_cursor} if page.next_cursor else {}), **UNCACHED}
 
     def get_input_schema(self, name: str) -> dict[str, Any] | None:
         """The SDK asks for it while it reads a request."""
@@ -306,6 +315,7 @@ class McpServer:
         idle_timeout: float,
     ) -> None:
         self.notifier = ChangeNotifier()
+        self._catalog = catalog
         registry = context.gateway.registry
         prompts_resources = PromptsAndResources(
             context.resource_providers, registry.catalog_for, catalog.list_source_agents
@@ -359,6 +369,7 @@ class McpServer:
             REQUEST_CONTEXT_KEY: request_context,
         }
         _current_principal.set(request_context.principal)
+        await self._catalog.refresh(request_context.principal)
         head = head_from_scope(scope)
         session_id = head.get(SESSION_HEADER_BYTES)
         if session_id is not None:
@@ -445,6 +456,7 @@ class McpServer:
     ) -> None:
         """Serve a conversation of either era over text messages."""
         _current_principal.set(request_context.principal)
+        await self._catalog.refresh(request_context.principal)
         await run_text_session(self._server, incoming, send, request_context)
 
 

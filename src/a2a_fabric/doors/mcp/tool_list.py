@@ -1,4 +1,5 @@
-"""Which tools `tools/list` shows: those of agents up to a limit, and a few of the gateway's own.
+"""Which tools `tools/list` shows: those of agents up to a limit, and a few of the gateway's own; in pages, if the list
+is very long.
 
 Beyond the limit, what the operator pinned and what this caller used last stay listed, then the others in their order
 until the list is full. Hidden tools are found with `fabric_tool_list` and can be called by name. The same sentence
@@ -7,18 +8,21 @@ tells of them in the log, in the server's instructions, and in the output of com
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import re
+import sys
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from itertools import accumulate, islice
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.view import View
-
-T = TypeVar("T")
-ToolKey = tuple[str, str]  # an agent's id, and the name of its capability
+from a2a_fabric.doors.mcp.tool_names import ToolKey
 
 _log = logging.getLogger(__name__)
 _LOG_DELAY, _LOG_INTERVAL = 1.0, 60.0  # seconds
@@ -90,14 +94,6 @@ class ToolListSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def pinned_view(self) -> View:
         return View(name="pinned", tools=self.pinned)
 
-    def choose_tools(self, tools: Sequence[T], pinned: Iterable[T], recent: Iterable[T]) -> list[T]:
-        """At most `max_listed` of the tools, in the order of `tools`."""
-        if len(tools) <= self.max_listed:
-            return list(tools)
-        by_rank = {id(tool): None for group in (pinned, recent, tools) for tool in group}
-        chosen = set(list(by_rank)[: self.max_listed])
-        return [tool for tool in tools if id(tool) in chosen]
-
     def describe_hidden(self, total: int) -> str | None:
         """A sentence about the tools that are not listed; None if all are, or if the operator wants none listed."""
         hidden = total - self.max_listed
@@ -125,6 +121,71 @@ class ToolListSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if view_names and not tool_count:
             sentences.append(f"The view {' and '.join(view_names)} includes no tool of an agent.")
         return " ".join((*sentences, f"{hidden}." if hidden else "")).rstrip()
+
+
+MAX_PAGE_BYTES = 2 << 20
+_CURSOR = re.compile(r"[0-9]{1,9}\.[0-9a-f]{16}")
+_ENTRY_BYTES = 8  # of a tool in a list: its encoded form is shared
+
+
+class ToolPage(NamedTuple):
+    tools: Sequence[bytes]
+    next_cursor: str | None
+
+
+class ToolList:
+    """The tools that a caller sees, each as it is encoded. Nearly all lists are one page; its encoded form is kept.
+
+    A cursor is the number of tools before the page and a hash of the last of them, so that a page continues behind that
+    tool also if others came or went.
+    """
+
+    __slots__ = ("_encoded", "tools")
+
+    def __init__(self, tools: Iterable[bytes]) -> None:
+        self.tools = tuple(tools)
+        self._encoded: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes."""
+        return _ENTRY_BYTES * len(self.tools) + len(self._encoded or b"")
+
+    def find_page(self, cursor: str | None, max_tools: int = sys.maxsize) -> ToolPage:
+        """`cursor` has the form of one."""
+        start = 0 if cursor is None else self._find_start(cursor)
+        sizes = list(accumulate(map(len, islice(self.tools, start, None))))
+        end = start + min(max(1, bisect_right(sizes, MAX_PAGE_BYTES)), max_tools)
+        is_last = end >= len(self.tools)
+        return ToolPage(self.tools[start:end], None if is_last else f"{end}.{_hash_tool(self.tools[end - 1])}")
+
+    def encode_page(self, cursor: str | None) -> bytes:
+        """The members of a result: the tools, and the cursor of the next page if there is one."""
+        if cursor is None and self._encoded is not None:
+            return self._encoded
+        page = self.find_page(cursor)
+        rest = b"" if page.next_cursor is None else b',"nextCursor":"%b"' % page.next_cursor.encode()
+        encoded = b'"tools":[%b]%b' % (b",".join(page.tools), rest)
+        if cursor is None:
+            self._encoded = encoded
+        return encoded
+
+    def _find_start(self, cursor: str) -> int:
+        number, _, last = cursor.partition(".")
+        start = min(int(number), len(self.tools))
+        if start and _hash_tool(self.tools[start - 1]) == last:
+            return start
+        found = (at for at, tool in enumerate(self.tools, 1) if _hash_tool(tool) == last)
+        return next(found, start)
+
+
+def is_cursor(text: str) -> bool:
+    """Whether the text has the form of a cursor of a list of tools."""
+    return _CURSOR.fullmatch(text) is not None
+
+
+def _hash_tool(tool: bytes) -> str:
+    return hashlib.sha256(tool).hexdigest()[:16]
 
 
 class RecentTools:

@@ -1,21 +1,17 @@
-"""The tool catalog of the MCP door: which tools a caller is shown, how described, and under which names.
+"""The tool catalog of the MCP door: which tools a caller is shown, and how described.
 
-The canonical names are dotted, and most model APIs refuse dots; one bad name hides a whole list. So a tool is
-listed as lower-case letters, digits and underscores, at most 48 of them, starting with a letter. Names that
-differ only in underscores count as equal: the later one gets a short hash as suffix, and an assigned name
-never changes. Lists are cached until the catalog of agents changes. The catalog decides what a caller sees;
-the gateway decides what it may call. A caller with logins of its own has a table of its own, because agents offer it
-other tools than others."""
+Lists are cached until the catalog of agents changes. The catalog decides what a caller sees; the gateway decides what
+it may call. A caller with logins of its own has a table of its own, because agents offer it other tools than others."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import unicodedata
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar
+import asyncio
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, count, islice
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -23,102 +19,34 @@ from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest
 from a2a_fabric.core.call import ATTACHMENTS, Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound
 from a2a_fabric.core.policy import (
+    LASTING_MODES,
+    MAX_REMEMBERED,
     find_refusal,
     is_limited,
     list_callable_capabilities,
     make_access_key,
     narrow_manifest,
 )
+from a2a_fabric.core.ports import AgentCatalog
 from a2a_fabric.core.result import ANY_JSON
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.mcp.tool_list import (
     CALL_TOOLS,
     JOB_TOOLS,
-    MAX_RECENT_TOOLS,
     SEARCH_TOOLS,
     RecentTools,
-    ToolKey,
+    ToolList,
     ToolListSettings,
     shorten_schema,
 )
+from a2a_fabric.doors.mcp.tool_names import ToolKey, ToolNames, assign_names
+from a2a_fabric.doors.mcp.tool_table import CatalogTool, ToolTable, make_canonical_name
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations import CallableTool, Operation, Operations, PreparedOperation
 from a2a_fabric.operations.calls import PREFIX, forbidden_tool
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.apps import find_ui_uri, may_app_call, to_public_tool_meta
 from a2a_fabric.version import __version__
-
-MAX_NAME_LENGTH = 48
-
-_SUFFIX_DIGITS = 6  # hexadecimal digits
-_CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_UNSAFE_CHARACTERS = re.compile(r"[^a-z0-9]+")
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def to_safe_name(words: str) -> str:
-    """`percy.parse-Recipe` as `percy_parse_recipe`, of any length."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", words) if not unicodedata.combining(c))
-    name = _UNSAFE_CHARACTERS.sub("_", _CAMEL_BOUNDARY.sub("_", plain).lower()).strip("_")
-    return name if name[:1].isalpha() else f"t_{name}".rstrip("_")
-
-
-def fold_name(name: str) -> str:
-    """Two names with the same fold count as equal."""
-    return name.replace("_", "")
-
-
-def assign_names(words_by_key: Mapping[Key, str], previous: Mapping[Key, str]) -> dict[Key, str]:
-    """A name for each key, made from its words; names in `previous` stay.
-
-    New keys are sorted first, so that two nodes with the same agents assign the same names.
-    """
-    names = {key: previous[key] for key in words_by_key if key in previous}
-    used_folds = {fold_name(name) for name in previous.values()}
-    new_keys = [(words, str(key), key) for key, words in words_by_key.items() if key not in previous]
-    for words, text, key in sorted(new_keys, key=lambda each: (_loses_detail(each[0]), *each[:2])):
-        names[key] = name = _find_free_name(to_safe_name(words), text, used_folds)
-        used_folds.add(fold_name(name))
-    return {key: names[key] for key in words_by_key}
-
-
-def assign_names_in_order(
-    first: Mapping[Key, str], later: Mapping[Key, str], previous: Mapping[Key, str]
-) -> dict[Key, str]:
-    """Names for both. Keys in `first` choose first: they get a name even if another key has it already.
-
-    So the tools of agents that the operator declared keep their names, whichever agents register themselves.
-    """
-    first_names = assign_names(first, {key: name for key, name in previous.items() if key in first})
-    used_folds = {fold_name(name) for name in first_names.values()}
-    still_free = {
-        key: name for key, name in previous.items() if key not in first_names and fold_name(name) not in used_folds
-    }
-    return {**first_names, **assign_names(later, {**still_free, **first_names})}
-
-
-def remember_names(names: Mapping[Key, str], previous: Mapping[Key, str], spare: int = 10_000) -> dict[Key, str]:
-    """`names`, and up to `spare` names of agents that left and may come back."""
-    missing = [key for key in previous if key not in names]
-    remembered_names = {key: previous[key] for key in missing[max(0, len(missing) - spare) :]}
-    return {**remembered_names, **names}
-
-
-def _loses_detail(words: str) -> bool:
-    """Whether the safe name is not the exact form of the words; an exact one is assigned first."""
-    return to_safe_name(words) != words.replace(".", "_")
-
-
-def _find_free_name(name: str, key: str, used_folds: set[str]) -> str:
-    if len(name) <= MAX_NAME_LENGTH and fold_name(name) not in used_folds:
-        return name
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-    for digits in range(_SUFFIX_DIGITS, MAX_NAME_LENGTH - 1):
-        suffixed = f"{name[: MAX_NAME_LENGTH - digits - 1].rstrip('_')}_{digest[:digits]}"
-        if fold_name(suffixed) not in used_folds:
-            return suffixed
-    raise AssertionError("two tools have the same hash")
-
 
 NAME_KEY = "a2a-fabric/name"
 AGENT_KEY = "a2a-fabric/agent"
@@ -204,38 +132,24 @@ def _make_annotations(capability: Capability) -> dict[str, bool]:
 
 _MAX_CACHED_LISTS = 256  # one for each kind of caller
 _MAX_CACHED_BYTES = 64 * 1024 * 1024  # of all of these lists, as they are encoded
-_ENTRY_BYTES = 64  # of a tool in a list that is not encoded: the description itself is shared
 _MAX_PERSONAL_TABLES = 64  # of callers with logins of their own
 _MAX_CANDIDATES = 10  # that an error names
+_STEPS_PER_TURN = 64  # steps of an update of the table before other requests may run
 _TOOL_CALL = "fabric.tool.call"
+_encode = msgspec.json.Encoder().encode
+_get_id = attrgetter("agent_id")
 
 
 class _ToolCallArguments(msgspec.Struct):
     tool_id: str = ""
 
 
-class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A capability of an agent, or a built-in tool, with its names at this door."""
+class _OperationTool(NamedTuple):
+    """An operation as a tool: encoded whole, and as a short list shows it."""
 
-    name: str
-    canonical_name: str
-    tool: CallableTool
-    is_registered: bool = False  # its agent registered itself; the operator did not declare it
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.tool.manifest
-
-    @property
-    def capability(self) -> Capability:
-        return self.tool.capability
-
-    @property
-    def key(self) -> ToolKey:
-        return self.manifest.agent_id, self.capability.name
-
-    def is_visible_to(self, principal: Principal) -> bool:
-        return find_refusal(principal, self.manifest, self.capability.name) is None
+    operation: Operation[Any]
+    encoded: bytes
+    encoded_short: bytes | None
 
 
 class ListingClient(msgspec.Struct, frozen=True):
@@ -256,16 +170,19 @@ class McpServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-class ToolList(list[dict[str, Any]]):
-    """A list of tools with its encoded form, which lives as long as the list."""
-
-    encoded: bytes | None = None
-
-
 class ToolCatalog(Protocol):
     """The tools that one MCP server offers."""
 
     has_job_tools: bool  # whether its tools can follow a job
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a lookup of a tool returns at once."""
+        ...
+
+    async def refresh(self, principal: Principal) -> None:
+        """Take over what changed since the last request, for this caller; with other requests in between."""
+        ...
 
     @property
     def server_info(self) -> McpServerInfo: ...
@@ -278,7 +195,7 @@ class ToolCatalog(Protocol):
         """How the server introduces itself to this caller."""
         ...
 
-    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
+    async def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         """The tools that this caller sees, as `tools/list` renders them."""
         ...
 
@@ -306,47 +223,6 @@ class ToolCatalog(Protocol):
         ...
 
 
-class _ToolTable:
-    """The tools of one state of the catalog, by each of their names."""
-
-    def __init__(
-        self,
-        items: Sequence[CatalogTool],
-        settings: ToolListSettings,
-        find_own_name: Callable[[Manifest, Capability], str | None] = lambda _, capability: capability.name,
-    ) -> None:
-        self.agent_tools = [item for item in items if not item.manifest.is_tool]
-        self.builtin_tools = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
-        self.by_name: dict[str, CatalogTool] = {}
-        # Agent ids may hold dots. Of two tools with the same dotted name the one with the longer agent id wins, as in
-        # `operations`; but an agent that registered itself never wins over one that the operator declared.
-        for item in sorted(items, key=lambda each: (not each.is_registered, len(each.manifest.agent_id))):
-            self.by_name[item.canonical_name] = item
-        self.by_name.update((item.name, item) for item in items)
-        # A user interface calls the tools of its own server, and knows them by the server's names only.
-        with_ui = {item.manifest.agent_id for item in items if find_ui_uri(item.capability.metadata) is not None}
-        self.by_own_name: dict[str, list[CatalogTool]] = {}
-        for item in items:
-            if item.manifest.agent_id in with_ui and may_app_call(item.capability.metadata):
-                own_name = find_own_name(item.manifest, item.capability)
-                if own_name is not None:
-                    self.by_own_name.setdefault(own_name, []).append(item)
-        self.lists: dict[tuple[Any, ...], ToolList] = {}
-        self.described: dict[int, dict[str, Any]] = {}  # by the id of an item, which the lists share
-        self.without_header_params: dict[str, bool] = {}
-        listable = [*self.agent_tools, *self.builtin_tools] if settings.builtin_tools else self.agent_tools
-        self.listable = listable
-        # Uses are noted only of tools that might not be listed, and only if there are any.
-        self.always_listed: set[int] | None = None
-        if len(listable) > settings.max_listed:
-            pinned = settings.pinned_view
-            self.pinned = [each for each in listable if pinned.includes(each.manifest, each.capability.name)]
-            by_rank = dict.fromkeys(map(id, (*self.pinned, *listable)))
-            self.always_listed = set(list(by_rank)[: max(0, settings.max_listed - MAX_RECENT_TOOLS)])
-        else:
-            self.pinned = []
-
-
 class GatewayToolCatalog:
     """The operations of the node and the tools of all its agents."""
 
@@ -369,26 +245,39 @@ class GatewayToolCatalog:
         self._recent_tools = RecentTools()
         self.has_job_tools = settings.gateway_tools != "none" and settings.disclosure != "search"
         self._operation_names = assign_names({op.name: op.name for op in operations}, {})
-        self._assigned_names: dict[Any, str] = dict(self._operation_names)
         self._operation_by_name = {name: canonical_name for canonical_name, name in self._operation_names.items()}
-        self._agent_catalog: object = None
-        self._table = _ToolTable((), settings)
-        self._personal_tables: OrderedDict[object, _ToolTable] = OrderedDict()  # by the caller's catalog
+        self._table = ToolTable(settings, ToolNames(self._operation_by_name), gateway.registry)
+        self._operation_tools: dict[str, _OperationTool] | None = None  # by canonical name
+        self._update: Iterator[None] | None = None  # of the table; several requests may drive it
+        self._personal_tables: OrderedDict[object, ToolTable] = OrderedDict()  # by the caller's catalog
 
-    @cached_property
-    def _operation_tools(self) -> list[tuple[Operation[Any], dict[str, Any]]]:
-        """Described on first use, as that takes a tenth of the time in which a node starts."""
-        names = {op.name: op.name for op in self._operations} if self._name_style == "dotted" else self._operation_names
-        return [(op, describe_operation(names[op.name], op)) for op in self._operations]
+    @property
+    def is_current(self) -> bool:
+        return self._table.catalog is self._gateway.registry.catalog
 
-    @cached_property
-    def _short_tools(self) -> dict[str, dict[str, Any]]:
+    async def refresh(self, principal: Principal) -> None:
+        await self._prepare_view(principal)
+
+    async def _prepare_view(self, principal: Principal) -> AgentCatalog:
+        """The catalog as this caller sees it, after the table is up to date."""
+        view = await self._gateway.registry.prepare_view(principal)
+        while not self.is_current:
+            if not self._update_table(_STEPS_PER_TURN):
+                await asyncio.sleep(0)
+        return view
+
+    async def _describe_operations(self) -> dict[str, _OperationTool]:
+        """On first use, as that takes a tenth of the time in which a node starts."""
         short_tools = {**SEARCH_TOOLS, **CALL_TOOLS, **JOB_TOOLS}
-        return {
-            op.name: _shorten(described, shorten_schema(op.input_schema, short_tools[op.name]))
-            for op, described in self._operation_tools
-            if op.name in short_tools
-        }
+        described: dict[str, _OperationTool] = {}
+        async for [operation] in iterate_in_slices(self._operations, 1):
+            name = operation.name
+            listed_name = name if self._name_style == "dotted" else self._operation_names[name]
+            tool, short = describe_operation(listed_name, operation), None
+            if name in short_tools:
+                short = _encode(_shorten(tool, shorten_schema(operation.input_schema, short_tools[name])))
+            described[name] = _OperationTool(operation, _encode(tool), short)
+        return described
 
     def make_instructions(self, principal: Principal) -> str:
         view_names = [f"'{view.name}'" for view in principal.views or ()]
@@ -401,39 +290,46 @@ class GatewayToolCatalog:
 
     def _count_listable(self, principal: Principal) -> int:
         catalog = self._gateway.registry.visible_to(principal)
-        builtin = catalog.tools if self._settings.builtin_tools else ()
-        enabled = sum(bool(manifest.metadata.get("enabled", True)) for manifest in builtin)
-        return catalog.capability_count + enabled
+        builtin = _list_enabled(catalog.tools) if self._settings.builtin_tools else ()
+        return catalog.capability_count + len(builtin)
 
-    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
+    async def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
+        if self._operation_tools is None:
+            self._operation_tools = await self._describe_operations()
+        view = await self._prepare_view(principal)
         table = self._get_table(principal)
         wants_all = client.wants_all or client.name in self._settings.searching_clients
-        recent = () if table.always_listed is None or wants_all else self._recent_tools.get(principal.principal_id)
+        recent = () if not table.may_hide_tools or wants_all else self._recent_tools.get(principal.principal_id)
         key = make_access_key(principal), wants_all, frozenset(recent)
         listed = table.lists.get(key)
         if listed is None:
-            if len(table.lists) >= _MAX_CACHED_LISTS or _measure_lists(table.lists.values()) > _MAX_CACHED_BYTES:
-                table.lists.clear()
-            chosen = self._choose_tools(table, principal, recent, wants_all=wants_all)
-            described = (self._describe(table, item) for item in chosen)
-            listed = ToolList((*described, *self._list_gateway_tools(principal, chosen)))
-            table.lists[key] = listed
+            catalog, encoded, has_jobs = table.catalog, list[bytes](), False
+            chosen = await self._choose_tools(table, view, recent, wants_all=wants_all)
+            async for items in iterate_in_slices(chosen):
+                encoded += [self._encode_tool(table, item) for item in items]
+                has_jobs = has_jobs or any(self._can_become_job(item.capability) for item in items)
+            listed = ToolList((*encoded, *self._list_gateway_tools(principal, has_jobs=has_jobs)))
+            if table.catalog is catalog:  # else it is outdated already
+                if len(table.lists) >= _MAX_CACHED_LISTS or _measure_lists(table.lists.values()) > _MAX_CACHED_BYTES:
+                    table.lists.clear()
+                table.lists[key] = listed
         return listed
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         table = self._get_table(principal)
         item = table.by_name.get(name)
-        if item is None and name in table.by_own_name:
+        if item is None and table.find_by_own_name(name):
             candidates = self._list_own_named(table, name, principal)
             if len(candidates) > 1:
                 raise _ambiguous_name(name, candidates)
             item = candidates[0] if candidates else None
-        if item is not None and (not is_limited(principal) or item.is_visible_to(principal)):
-            if table.always_listed is not None:
+        is_known = item is not None and table.allowed.get((id(principal), name)) is principal
+        if item is not None and (is_known or self._may_call(table, item, name, principal)):
+            if table.may_hide_tools:
                 self._note_use(table, item, principal)
             return self._operations.prepare_tool(item.tool, item.canonical_name, raw)
         operation = self._operation_by_name.get(name, name)
-        if operation == _TOOL_CALL and table.always_listed is not None:
+        if operation == _TOOL_CALL and table.may_hide_tools:
             called = wire.decode_or_none(raw, _ToolCallArguments)
             item = None if called is None else table.by_name.get(PREFIX + called.tool_id.removeprefix(PREFIX))
             if item is not None and item.is_visible_to(principal):
@@ -442,19 +338,30 @@ class GatewayToolCatalog:
             raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
 
-    def _list_own_named(self, table: _ToolTable, name: str, principal: Principal) -> list[CatalogTool]:
+    def _may_call(self, table: ToolTable, item: CatalogTool, name: str, principal: Principal) -> bool:
+        """Decided once for each caller and tool, until the catalog changes."""
+        if is_limited(principal) and not item.is_visible_to(principal):
+            return False
+        if principal.mode in LASTING_MODES and not principal.entry:
+            if len(table.allowed) >= MAX_REMEMBERED:
+                table.allowed.clear()
+            table.allowed[id(principal), name] = principal
+        return True
+
+    def _list_own_named(self, table: ToolTable, name: str, principal: Principal) -> list[CatalogTool]:
         """The tools that a user interface could mean by this name; those of declared agents, if there are any."""
         if self._operation_by_name.get(name, name) in self._operation_names or name.startswith(PREFIX):
             return []
-        visible = [each for each in table.by_own_name.get(name, ()) if each.is_visible_to(principal)]
+        visible = [each for each in table.find_by_own_name(name) if each.is_visible_to(principal)]
         return [each for each in visible if not each.is_registered] or visible
 
     def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
         item = self._get_table(principal).by_name.get(name)
         if item is not None:
             return to_input_schema(item.capability.input_schema)
-        operation = self._operation_by_name.get(name, name)
-        return next((each["inputSchema"] for op, each in self._operation_tools if op.name == operation), None)
+        canonical_name = self._operation_by_name.get(name, name)
+        operation = next((each for each in self._operations if each.name == canonical_name), None)
+        return None if operation is None else to_input_schema(operation.input_schema)
 
     def find_target(self, name: str, principal: Principal) -> tuple[str, str] | None:
         table = self._get_table(principal)
@@ -464,7 +371,9 @@ class GatewayToolCatalog:
         return None if item is None else item.key
 
     def has_no_header_params(self, name: str) -> bool:
-        table = self._get_shared_table()
+        table = self._table
+        if not self.is_current:
+            return False  # a request that is looked at more closely waits for the update
         is_without = table.without_header_params.get(name)
         if is_without is None:
             item = table.by_name.get(name)
@@ -480,46 +389,63 @@ class GatewayToolCatalog:
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
         return self._gateway.registry.visible_to(principal).agents
 
-    def _choose_tools(
-        self, table: _ToolTable, principal: Principal, recent: Sequence[ToolKey], *, wants_all: bool
-    ) -> list[CatalogTool]:
-        """The tools of agents that are listed to this caller."""
-        if self._settings.disclosure == "search" and not wants_all:
+    async def _choose_tools(
+        self, table: ToolTable, view: AgentCatalog, recent: Sequence[ToolKey], *, wants_all: bool
+    ) -> Sequence[CatalogTool]:
+        """The tools of agents that are listed to the caller of this view."""
+        settings = self._settings
+        if settings.disclosure == "search" and not wants_all:
             return []
-        visible = [item for item in table.listable if item.is_visible_to(principal)]
-        if wants_all:
-            return visible
-        by_key = {item.key: item for item in visible} if recent else {}
-        used = [by_key[key] for key in recent if key in by_key]
-        pinned = [item for item in table.pinned if item.is_visible_to(principal)]
-        return self._settings.choose_tools(visible, pinned, used)
+        builtin = _list_enabled(view.tools) if settings.builtin_tools else ()
+        free = settings.max_listed
+        preferred: dict[ToolKey, CatalogTool] = {}
+        if wants_all or view.capability_count + len(builtin) <= free:
+            free = sys.maxsize
+        else:
+            used = filter(None, map(table.find, recent))
+            visible = (item for item in chain(table.pinned, used) if _is_in_view(item, view))
+            preferred = {item.key: item for item in islice(visible, free)}
+            free -= len(preferred)
+        chosen: list[CatalogTool] = []
+        async for manifests in iterate_in_slices((*view.agents, *builtin)):
+            for item in table.iterate(manifests):
+                is_preferred = preferred.pop(item.key, None) is not None
+                if is_preferred or free > 0:
+                    chosen.append(item)
+                    free -= not is_preferred
+            if free <= 0:
+                break
+        positions = dict(zip(map(_get_id, (*view.agents, *builtin)), count(), strict=False)) if preferred else {}
+        return chosen + sorted(preferred.values(), key=lambda item: positions[item.manifest.agent_id])
 
-    def _list_gateway_tools(self, principal: Principal, listed: Sequence[CatalogTool]) -> list[dict[str, Any]]:
-        settings, open_tools = self._settings, [each for each in self._operation_tools if each[0].is_open_to(principal)]
+    def _list_gateway_tools(self, principal: Principal, *, has_jobs: bool) -> list[bytes]:
+        """`has_jobs`: whether a call of a listed tool can become a job."""
+        settings, known = self._settings, self._operation_tools or {}
+        open_tools = {name: each for name, each in known.items() if each.operation.is_open_to(principal)}
         if settings.disclosure == "search":
             names = SEARCH_TOOLS
         elif settings.gateway_tools == "minimal":
-            has_jobs = any(self._can_become_job(item.capability) for item in listed)
             names = {**SEARCH_TOOLS, **CALL_TOOLS, **(JOB_TOOLS if has_jobs else {})}
         else:
-            return [described for _, described in open_tools] if settings.gateway_tools == "all" else []
-        open_names = {operation.name for operation, _ in open_tools}
-        return [self._short_tools[name] for name in names if name in open_names]
+            return [each.encoded for each in open_tools.values()] if settings.gateway_tools == "all" else []
+        listed = [open_tools[name] for name in names if name in open_tools]
+        return [each.encoded_short or each.encoded for each in listed]
 
-    def _note_use(self, table: _ToolTable, item: CatalogTool, principal: Principal) -> None:
-        if table.always_listed is not None and id(item) not in table.always_listed:
+    def _note_use(self, table: ToolTable, item: CatalogTool, principal: Principal) -> None:
+        if not table.is_always_listed(item):
             self._recent_tools.note(principal.principal_id, item.key)
 
-    def _describe(self, table: _ToolTable, item: CatalogTool) -> dict[str, Any]:
-        described = table.described.get(id(item))
-        if described is None:
+    def _encode_tool(self, table: ToolTable, item: CatalogTool) -> bytes:
+        encoded = table.encoded.get(item.key)
+        if encoded is None:
             is_dotted = self._name_style == "dotted" and table.by_name[item.canonical_name] is item
             name = item.canonical_name if is_dotted else item.name
-            described = describe_capability(name, item.canonical_name, item.manifest, item.capability)
-            table.described[id(item)] = described
-        return described
+            encoded = _encode(describe_capability(name, item.canonical_name, item.manifest, item.capability))
+            if table.find(item.key) is item:  # else it has just changed
+                table.encoded[item.key] = encoded
+        return encoded
 
-    def _get_table(self, principal: Principal) -> _ToolTable:
+    def _get_table(self, principal: Principal) -> ToolTable:
         """The tools of all agents, as far as agents offer them to this caller."""
         shared, registry = self._get_shared_table(), self._gateway.registry
         catalog = registry.catalog_for(principal) if registry.has_logins else registry.catalog
@@ -528,7 +454,8 @@ class GatewayToolCatalog:
         table = self._personal_tables.get(catalog)
         if table is None:
             # The names of the shared table stay. Those of other callers' tools play no part, so they cannot be guessed.
-            table, _ = self._build_table(catalog)
+            table = shared.copy()
+            deque(table.update(catalog), maxlen=0)
             # A client may call what it was shown before its user signed in.
             hints = {name: item for name, item in shared.by_name.items() if item.capability is LOGIN_CAPABILITY}
             table.by_name = hints | table.by_name
@@ -538,45 +465,34 @@ class GatewayToolCatalog:
         self._personal_tables.move_to_end(catalog)
         return table
 
-    def _get_shared_table(self) -> _ToolTable:
-        catalog = self._gateway.registry.catalog
-        if catalog is not self._agent_catalog:
-            self._table, self._assigned_names = self._build_table(catalog)
-            self._personal_tables.clear()
-            self._agent_catalog = catalog
+    def _get_shared_table(self) -> ToolTable:
+        while not self.is_current:  # the request did not wait for `refresh`
+            self._update_table(sys.maxsize)
         return self._table
 
-    def _build_table(self, catalog: Iterable[Manifest]) -> tuple[_ToolTable, dict[Any, str]]:
-        """The tools of a catalog, and all names that are assigned then."""
-        offers = {(m.agent_id, c.name): (m, c) for m in catalog for c in m.capabilities}
-        words_by_key: dict[Any, str] = {key: _name_words(m, c) for key, (m, c) in offers.items()}
-        operation_names: dict[Any, str] = {
-            canonical_name: name for name, canonical_name in self._operation_by_name.items()
-        }
-        registered = {m.agent_id for m in catalog if self._gateway.registry.is_registered(m.agent_id)}
-        registered_words = {key: words for key, words in words_by_key.items() if key[0] in registered}
-        declared_words = {key: words for key, words in words_by_key.items() if key not in registered_words}
-        assigned = assign_names_in_order(
-            {**{op: op for op in operation_names}, **declared_words},
-            registered_words,
-            {**self._assigned_names, **operation_names},
-        )
-        assigned = {key: assigned[key] for key in words_by_key}
-        items = [
-            CatalogTool(
-                name=assigned[key],
-                canonical_name=make_canonical_name(m, c),
-                tool=CallableTool(manifest=m, capability=c),
-                is_registered=key in registered_words,
-            )
-            for key, (m, c) in offers.items()
-        ]
-        names = {**remember_names(assigned, self._assigned_names), **operation_names}
-        return _ToolTable(items, self._settings, self._gateway.registry.find_own_name), names
+    def _update_table(self, max_steps: int) -> bool:
+        """Do some steps of the update of the table; True if it is complete, for the catalog with which it began."""
+        if self._update is None:
+            self._personal_tables.clear()
+            self._update = self._table.update(self._gateway.registry.catalog)
+        number = sum(1 for _ in islice(self._update, max_steps))
+        if number == max_steps:
+            return False
+        self._update = None
+        return True
+
+
+def _list_enabled(tools: Iterable[Manifest]) -> Sequence[Manifest]:
+    return [manifest for manifest in tools if manifest.metadata.get("enabled", True)]
+
+
+def _is_in_view(item: CatalogTool, view: AgentCatalog) -> bool:
+    manifest = view.get(item.manifest.agent_id)
+    return manifest is item.manifest or (manifest is not None and item.capability in manifest.capabilities)
 
 
 def _measure_lists(lists: Iterable[ToolList]) -> int:
-    return sum(_ENTRY_BYTES * len(each) + len(each.encoded or b"") for each in lists)
+    return sum(each.size for each in lists)
 
 
 def _shorten(described: dict[str, Any], input_schema: dict[str, Any]) -> dict[str, Any]:
@@ -594,21 +510,11 @@ def _declares_no_header(capability: Capability) -> bool:
     return b"x-mcp-header" not in msgspec.json.encode(capability.input_schema)
 
 
-def make_canonical_name(manifest: Manifest, capability: Capability) -> str:
-    """The canonical name, as `/mcp/call` accepts it."""
-    if manifest.is_tool:
-        return f"fabric.tool.{manifest.agent_id}"
-    return f"fabric.tool.agent.{manifest.agent_id}.{capability.name}"
-
-
-def _name_words(manifest: Manifest, capability: Capability) -> str:
-    return make_canonical_name(manifest, capability) if manifest.is_tool else f"{manifest.agent_id}.{capability.name}"
-
-
 class AgentToolCatalog:
     """The capabilities of one agent, under the names in the catalog, and for user interfaces under the agent's own."""
 
     has_job_tools = False
+    is_current = True
 
     def __init__(self, gateway: Gateway, operations: Operations, manifest: Manifest) -> None:
         self._gateway = gateway
@@ -621,15 +527,18 @@ class AgentToolCatalog:
         )
         self._instructions = manifest.description
 
+    async def refresh(self, principal: Principal) -> None:
+        """It keeps nothing."""
+
     def make_instructions(self, principal: Principal) -> str:
         return self._instructions
 
-    def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
+    async def list_tools(self, principal: Principal, client: ListingClient = DEFAULT_CLIENT) -> ToolList:
         manifest = self._get_manifest(principal)
         return ToolList(
-            describe_capability(capability.name, make_canonical_name(manifest, capability), manifest, capability)
-            for capability in manifest.capabilities
-            if find_refusal(principal, manifest, capability.name) is None
+            _encode(describe_capability(each.name, make_canonical_name(manifest, each), manifest, each))
+            for each in manifest.capabilities
+            if find_refusal(principal, manifest, each.name) is None
         )
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:

@@ -6,7 +6,7 @@ path belongs to the RPC client in any order of the doors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -25,6 +25,7 @@ from a2a_fabric.doors.rest.http import (
     build_next_link,
     page_endpoint,
 )
+from a2a_fabric.operations.pages import MAX_ITEMS
 from a2a_fabric.operations.views import render_agent
 from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
@@ -64,9 +65,13 @@ class RestAgents:
         manifest = self._registry.find_agent_for(context.principal, context.path["agent_id"])
         return RestReply(body=self.build_card(manifest, context))
 
-    def list_visible(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
-        catalog = self._registry.visible_to(principal)
-        return catalog.agents if capability is None else catalog.find_by_capability(normalize_name(capability))
+    async def list_visible(
+        self, principal: Principal, capability: str | None = None, after: str | None = None
+    ) -> Sequence[Manifest]:
+        """All agents that this caller may see, or those with one capability; `after` one in order of their ids."""
+        catalog = await self._registry.prepare_view(principal)
+        agents = catalog.agents if capability is None else catalog.find_by_capability(normalize_name(capability))
+        return agents if after is None and len(agents) <= MAX_ITEMS else catalog.sort_by_id(agents, after)
 
     def build_card(self, manifest: Manifest, context: RequestCycle) -> models.AgentCard:
         health = self._registry.health.get(manifest.agent_id)
@@ -89,16 +94,18 @@ _CACHE_HEADERS = [(b"cache-control", b"no-cache"), (b"vary", b"Authorization, X-
 def node_card_endpoint(state: DoorEdge, agents: RestAgents) -> CycleEndpoint:
     """The RPC client sends no credentials here, so without valid ones the card shows what is public."""
 
-    def build_page(cycle: RestPageCycle) -> HttpReply:
-        body = msgspec.json.encode(_build_card(cycle, agents))
+    async def build_page(cycle: RestPageCycle) -> HttpReply:
+        body = msgspec.json.encode(await _build_card(cycle, agents))
         return HttpReply(body=body, headers=_CACHE_HEADERS, etag=compute_etag(body))
 
     return page_endpoint(state, build_page)
 
 
-def _build_card(cycle: RestPageCycle, agents: RestAgents) -> models.AgentCard:
+async def _build_card(cycle: RestPageCycle, agents: RestAgents) -> models.AgentCard:
     context, base_url = cycle.edge.context, cycle.base_url
-    capabilities = [each.name for manifest in agents.list_visible(cycle.principal) for each in manifest.capabilities]
+    capabilities: dict[str, None] = {}
+    async for manifests in iterate_in_slices(await agents.list_visible(cycle.principal)):
+        capabilities.update((each.name, None) for manifest in manifests for each in manifest.capabilities)
     metadata = {"agents": f"{base_url}/v1/agents", "openapi": f"{base_url}/openapi.json"}
     if "a2a" in context.door_kinds:  # where a client of the A2A standard finds its card
         metadata["a2a_agent_card"] = base_url + CARD_PATH
@@ -107,7 +114,7 @@ def _build_card(cycle: RestPageCycle, agents: RestAgents) -> models.AgentCard:
         name="a2a-fabric",
         description="A gateway: its agents are listed at /v1/agents.",
         version=__version__,
-        capabilities=tuple(dict.fromkeys(capabilities)),
+        capabilities=tuple(capabilities),
         endpoint=base_url,
         auth=agents.auth,
         metadata=metadata,

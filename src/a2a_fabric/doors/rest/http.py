@@ -253,13 +253,16 @@ def _parse_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise BadInput(f"The body is not JSON: {exc}"[:200], issue="not JSON") from exc
 
 
+BuildPage = Callable[["RestPageCycle"], HttpReply | Awaitable[HttpReply]]
+
+
 class RestPageCycle(RestCycle):
     """A page that every caller may read. A caller with valid credentials may see more of it."""
 
     allowed_methods = ("GET", "HEAD")
     reads_body = False
 
-    def __init__(self, state: DoorEdge, build_page: Callable[[RestPageCycle], HttpReply], *asgi: Any) -> None:
+    def __init__(self, state: DoorEdge, build_page: BuildPage, *asgi: Any) -> None:
         super().__init__(state, *asgi)
         self.operation = self.scope["path"]
         self._build_page = build_page
@@ -274,10 +277,11 @@ class RestPageCycle(RestCycle):
         """Pages are not counted."""
 
     async def answer(self, body: bytes) -> HttpReply:
-        return self._build_page(self)
+        page = self._build_page(self)
+        return page if isinstance(page, HttpReply) else await page
 
 
-def page_endpoint(state: DoorEdge, build_page: Callable[[RestPageCycle], HttpReply]) -> CycleEndpoint:
+def page_endpoint(state: DoorEdge, build_page: BuildPage) -> CycleEndpoint:
     return CycleEndpoint(lambda *asgi: RestPageCycle(state, build_page, *asgi))
 
 

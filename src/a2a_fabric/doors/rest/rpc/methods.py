@@ -29,6 +29,7 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.message import Party
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Part, format_timestamp
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import EventStream, encode_event
 from a2a_fabric.doors.rest import models
@@ -42,6 +43,7 @@ from a2a_fabric.jobs.subscriptions import JobSubscription, JobSubscriptions
 from a2a_fabric.jobs.webhooks import new_delivery
 from a2a_fabric.messages.delivery import parts_from_result
 from a2a_fabric.messages.messages import MessageDraft
+from a2a_fabric.operations.pages import MAX_ITEMS, decode_cursor, encode_cursor
 
 _CREATED, _UPDATED, _INPUT_REQUIRED, _ARTIFACT = "taskCreated", "taskUpdated", "taskInputRequired", "artifactAdded"
 _NAMES_BY_STATE = {
@@ -174,8 +176,14 @@ class RpcMethods:
         return self._push.subscriptions
 
     async def discover(self, arguments: rpc_models.RpcDiscoverParams, context: RestCycle) -> dict[str, Any]:
-        manifests = self._agents.list_visible(context.principal, arguments.capability)
-        return {"agents": [self._agents.build_card(manifest, context) for manifest in manifests]}
+        after = None if arguments.cursor is None else decode_cursor(arguments.cursor)[0]
+        manifests = await self._agents.list_visible(context.principal, arguments.capability, after)
+        cards: list[models.AgentCard] = []
+        async for part in iterate_in_slices(manifests[:MAX_ITEMS]):
+            cards += [self._agents.build_card(manifest, context) for manifest in part]
+        if len(manifests) <= MAX_ITEMS:
+            return {"agents": cards}
+        return {"agents": cards, "nextCursor": encode_cursor((manifests[MAX_ITEMS - 1].agent_id, 0))}
 
     async def send_message(self, arguments: rpc_models.RpcSendParams, context: RestCycle) -> str:
         """Returns the id of the task that delivers the message."""

@@ -34,7 +34,10 @@ Parts = Annotated[tuple[WirePart, ...], Meta(max_length=1000)]
 
 
 class RpcDiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
+    """`cursor` is `nextCursor` of a reply that could not hold all agents."""
+
     capability: Name | None = None
+    cursor: Annotated[str, Meta(max_length=1000)] | None = None
 
 
 class RpcSendParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
