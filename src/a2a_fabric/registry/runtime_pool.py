@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import compress, islice
+from operator import attrgetter
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Emit, Handler
@@ -259,14 +261,10 @@ class RuntimePool:
 
     def count_breakers(self) -> tuple[dict[str, int], list[str]]:
         """The breakers of live runtimes by state, and the agents whose breaker is not closed."""
-        counts = {"closed": 0, "open": 0, "trial": 0}
-        not_closed: list[str] = []
-        for agent_id, live_runtime in self._live_runtimes.items():
-            state = live_runtime.gate.breaker.state
-            counts[state] += 1
-            if state != "closed" and len(not_closed) < _MAX_NAMED:
-                not_closed.append(agent_id)
-        return counts, not_closed
+        states = [*map(attrgetter("gate.breaker.state"), self._live_runtimes.values())]  # not one by one: may be many
+        counts = {state: states.count(state) for state in ("closed", "open", "trial")}
+        not_closed = compress(self._live_runtimes, map("closed".__ne__, states))
+        return counts, list(islice(not_closed, _MAX_NAMED))
 
     def find_runtime(self, agent_id: str) -> Runtime | None:
         """The live runtime, if there is one; this does not build it."""
