@@ -26,7 +26,7 @@ from a2a_fabric.core.redaction import redact_json
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import CallFilter, CallRecord, CallStore, StoredCall, decode_record, encode_record
 from a2a_fabric.core.stores import call_store, call_store_within
-from a2a_fabric.core.tasks import SLICE, cancel_and_wait, prune_forever
+from a2a_fabric.core.tasks import cancel_and_wait, prune_forever
 from a2a_fabric.telemetry.metrics import render_value
 from a2a_fabric.telemetry.settings import HistorySettings
 from a2a_fabric.telemetry.spans import build_record
@@ -39,6 +39,7 @@ _WRITE_TIMEOUT = 10.0
 _RETRY_SECONDS = 5.0
 _PRUNE_INTERVAL = 30.0
 _PRUNE_BATCH = 1000
+_CALLS_PER_TURN = 16  # that are encoded between two turns of the event loop
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class CallHistory:
                 self._unwritten.append(encode_record(record, trace_id))
             except (TypeError, ValueError, RecursionError):  # text that is not Unicode
                 self.lost += 1
-            if number % SLICE == SLICE - 1:
+            if number % _CALLS_PER_TURN == _CALLS_PER_TURN - 1:
                 await asyncio.sleep(0)
 
     async def _write(self) -> None:
