@@ -394,6 +394,28 @@ class TestAgents:
             assert (await node.ask("percy", "who", context={"number": 7}))["result"]["principal"] == "psk"
             assert "signed identity" in json.dumps(await node.ask("unsigned", "who"))
 
+    @pytest.mark.parametrize("endpoint", [
+        {"protocol": "oneshot"},
+        {"protocol": "oneshot", "args_as": "text", "args_via": "argv"},
+        {"kind": "agent-client"},
+    ])  # fmt: skip
+    async def test_a_program_that_ends_with_its_call_or_is_prompted(
+        self, folder: Path, endpoint: dict[str, Any]
+    ) -> None:
+        kind = endpoint.pop("kind", "process")
+        program = folder / "agent.py"
+        program.write_text(ONESHOT if kind == "process" else PROMPTED)
+        command = [sys.executable, str(program), str(folder / "node.jwks.json")]
+        manifests = [
+            {"agent_id": name, "runtime": kind, "capabilities": [{"name": "who"}],
+             "endpoint": {**endpoint, "command": command, "identity": identity}}
+            for name, identity in (("percy", True), ("unsigned", False))
+        ]  # fmt: skip
+        async with running(manifests=manifests, config=self.config(), base=folder) as node:
+            answered = await node.ask("percy", "who", "hello")
+            assert "psk" in json.dumps(answered["result"]), answered
+            assert not (await node.ask("unsigned", "who", "hello"))["ok"]
+
     @requirement("001-27")
     async def test_over_grpc(self, folder: Path) -> None:
         verifier = NodeIdentityVerifier({"near": folder / "node.jwks.json"}, audience="percy")
@@ -503,6 +525,37 @@ class TestAgents:
             assert (reply["ok"], reply["error_code"]) == (False, "BAD_INPUT")
             assert "canonical" in reply["error"]
 
+
+ONESHOT = """
+import os, sys
+from a2a_fabric.identity import NodeIdentityVerifier
+
+verifier = NodeIdentityVerifier({"near": sys.argv[1]}, audience="percy")
+given = sys.argv[2].encode() if len(sys.argv) > 2 else sys.stdin.buffer.read()
+print(verifier.verify(os.environ["FABRIC_IDENTITY"], given, capability="who").principal_id)
+"""
+
+PROMPTED = """
+import json, sys
+from a2a_fabric.identity import NodeIdentityVerifier
+
+verifier = NodeIdentityVerifier({"near": sys.argv[1]}, audience="percy")
+for line in sys.stdin:
+    message = json.loads(line)
+    method, params, result = message.get("method"), message.get("params") or {}, {}
+    if method == "initialize":
+        result = {"protocolVersion": 1, "agentCapabilities": {}, "authMethods": []}
+    elif method == "session/new":
+        result = {"sessionId": "s"}
+    elif method == "session/prompt":
+        verified = verifier.verify(params["_meta"]["a2a-fabric/identity"], params["prompt"], capability="who")
+        content = {"type": "text", "text": verified.principal_id}
+        update = {"sessionId": "s", "update": {"sessionUpdate": "agent_message_chunk", "content": content}}
+        print(json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": update}), flush=True)
+        result = {"stopReason": "end_turn"}
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
 
 PROGRAM = """
 import sys

@@ -1,7 +1,8 @@
 """Identities that a node signs for the requests that it forwards: where they stand, and who signs and checks them.
 
-HTTP requests and gRPC calls carry the identity under `IDENTITY_HEADER`, messages of MCP and A2A in their metadata under
-`IDENTITY_META_KEY`, requests to programs in the field `identity`. `identity.forwarded` says what is in one."""
+HTTP requests and gRPC calls carry the identity under `IDENTITY_HEADER`, messages of MCP, A2A and the Agent Client
+Protocol in their metadata under `IDENTITY_META_KEY`, requests to programs in the field `identity`; a program that ends
+with its call has it in its environment. `identity.forwarded` says what is in one."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from a2a_fabric.core.result import Result
 
 IDENTITY_HEADER = "x-fabric-identity"
 IDENTITY_META_KEY = "a2a-fabric/identity"
+IDENTITY_VARIABLE = "FABRIC_IDENTITY"
 
 # The call for which requests to an agent are sent; None for requests of the node itself, such as health checks. It is
 # set only for agents whose requests are signed.

@@ -199,7 +199,7 @@ class AgentProcess(AgentMessageHandler):
     def cancel(self, session_id: str) -> None:
         request = schema.CancelNotification(session_id=session_id)
         if self._pipe is not None:
-            self._pipe.notify(AGENT_METHODS["session_cancel"], _to_json(request))
+            self._pipe.notify(AGENT_METHODS["session_cancel"], to_json(request))
 
     def retire(self) -> None:
         """Accept no further turns, and stop the process when no turn is waiting."""
@@ -255,7 +255,7 @@ class AgentProcess(AgentMessageHandler):
     async def _request(self, method: str, request: BaseModel) -> Any:
         if self._pipe is None:
             raise AgentOffline(self.exit_reason or "The agent is not running")
-        return await self._pipe.request(AGENT_METHODS[method], _to_json(request))
+        return await self._pipe.request(AGENT_METHODS[method], to_json(request))
 
     async def _start(self) -> None:
         try:
@@ -312,7 +312,7 @@ class AgentProcess(AgentMessageHandler):
             self._stop_task = asyncio.ensure_future(self._pipe.stop())
 
 
-def _to_json(request: BaseModel) -> dict[str, Any]:
+def to_json(request: BaseModel) -> dict[str, Any]:
     return request.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -25,6 +25,7 @@ from a2a_fabric.core.call import (
     parts_from_input,
 )
 from a2a_fabric.core.errors import Conflict, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.pending_questions import PendingQuestions, unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_metadata
@@ -42,7 +43,7 @@ from a2a_fabric.runtimes.agent_client.endpoint import (
     restarts_from_endpoint,
 )
 from a2a_fabric.runtimes.agent_client.jsonrpc import PipeLimits
-from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor
+from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor, to_json
 from a2a_fabric.runtimes.agent_client.turn import PromptResponse, PromptTurn
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
 from a2a_fabric.runtimes.programs import ProgramSpec
@@ -143,7 +144,9 @@ class AgentClientRuntime:
         *,
         max_sessions: int,
         reply_bytes: int,
+        signer: CallSigner | None = None,
     ) -> None:
+        self._signer = signer
         self.manifest = manifest
         self._program = program
         self._supervisor = supervisor
@@ -218,12 +221,13 @@ class AgentClientRuntime:
             process, notes = await self._attach_session(session, _START_TIME_SHARE * call.target.timeout_ms / 1000)
             turn.notes += [*notes, *process.unsupported_server_notes()]
             blocks = self._build_blocks(call, process, turn)
+            identity = sign_metadata(self._signer, call, [to_json(block) for block in blocks])
         except BaseException:
             self._sessions.release(session, key)
             raise
         session.turn = turn
         self._session_by_turn[turn] = session
-        meta = chain_to_metadata(call.delegation_chain)
+        meta = {**chain_to_metadata(call.delegation_chain), **identity}
         turn.start(process.run_prompt(session.id, turn, blocks, meta), lambda turn: self._on_turn_ended(turn, key))
         return turn
 
@@ -325,6 +329,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> AgentClientRuntime:
         AgentTimeouts(answer_timeout=endpoint.answer_timeout, cancel_timeout=endpoint.cancel_timeout),
         max_sessions=endpoint.max_sessions,
         reply_bytes=context.reply_bytes,
+        signer=context.signer,
     )
 
 

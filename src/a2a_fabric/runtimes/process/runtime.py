@@ -24,6 +24,7 @@ from a2a_fabric.core.call import (
     parts_from_input,
 )
 from a2a_fabric.core.errors import AgentBusy, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.forwarding import IDENTITY_VARIABLE, CallSigner
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_environment, format_traceparent
 from a2a_fabric.core.result import Part, Result, to_json_object
@@ -75,7 +76,15 @@ _reply_decoder = msgspec.json.Decoder(_Reply)
 
 
 class OneshotRuntime:
-    def __init__(self, manifest: Manifest, program: ProgramSpec, endpoint: ProcessEndpoint, output_bytes: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        program: ProgramSpec,
+        endpoint: ProcessEndpoint,
+        output_bytes: int,
+        signer: CallSigner | None = None,
+    ) -> None:
+        self._signer = signer
         self.manifest = manifest
         self._program = program
         self._endpoint = endpoint
@@ -155,7 +164,6 @@ class OneshotRuntime:
         }
         if "\0" in variables["FABRIC_CAPABILITY"]:
             raise BadInput("The capability's name holds a zero character")
-        program = replace(self._program, env=self._program.env | variables)
         if self._endpoint.args_as == "json":
             encoded, notes = (
                 msgspec.json.encode(arguments),
@@ -166,6 +174,9 @@ class OneshotRuntime:
                 _find_text(arguments).encode(),
                 describe_unsupported_parts(parts_from_input(call.input), "plain text"),
             )
+        if self._signer is not None:
+            variables[IDENTITY_VARIABLE] = self._signer.sign_content(call, encoded)
+        program = replace(self._program, env=self._program.env | variables)
         if self._endpoint.args_via == "stdin":
             return program, encoded, notes
         return replace(program, argv=(*program.argv, _check_argument(encoded))), b"", notes
@@ -239,7 +250,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | Oneshot
     program = build_program(context, manifest.agent_id, endpoint.command, env=endpoint.env, cwd=endpoint.cwd)
     output_bytes = endpoint.line_bytes or context.reply_bytes
     if endpoint.protocol == "oneshot":
-        return OneshotRuntime(manifest, program, endpoint, output_bytes)
+        return OneshotRuntime(manifest, program, endpoint, output_bytes, context.signer)
     limits = JsonlLimits(
         line_bytes=output_bytes,
         max_pending=endpoint.max_pending,
