@@ -17,6 +17,7 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AgentOffline, StoreUnavailable
 from a2a_fabric.core.result import Question, Result, make_input_required
 from a2a_fabric.stores.sqlite.store import build
+from tests.fixtures import nats
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
@@ -93,6 +94,7 @@ _ADDRESSES: dict[str, Callable[[Path], str]] = {
     "memory": lambda folder: "memory:",
     "sqlite": lambda folder: f"sqlite:{folder / 'fabric.db'}",
     "postgresql": lambda folder: shared().database(),
+    "nats": lambda folder: nats.shared().address(),
 }
 
 
@@ -105,7 +107,7 @@ def settings(store: str, folder: Path, **jobs: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "nats"])
 def at(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """`async with at(agent) as node:` on each kind of store."""
 

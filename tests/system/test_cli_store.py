@@ -17,6 +17,7 @@ from a2a_fabric.cli.program import StoreCommands, app, load_command
 from a2a_fabric.client import SyncFabricClient
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.stores.migrate import load_migrations
+from tests.fixtures import nats
 from tests.fixtures.postgres import shared
 from tests.system.node import Node, run, running_node
 
@@ -64,6 +65,27 @@ def test_everything_moves_from_a_running_nodes_file_to_postgresql_and_back(here:
     home = CliRunner().invoke(app, ["store", "import", "-", "--store", "sqlite:last.db"], input=piped.stdout)
     assert home.stdout == f"Imported {records} records; 0 existed already.\n", home.stderr
     with running_node(here, "--store", "sqlite:last.db") as node:
+        assert log_at(node, job_id) == before
+
+
+def test_everything_moves_between_nats_and_the_other_stores(here: Path) -> None:
+    log, database = nats.shared().address(), shared().database()
+    missing, told = in_process("status", "--store", log)
+    assert (missing, told["error_code"]) == (1, "STORE_UNUSABLE")
+    assert "There is no store at" in told["error"]
+    with running_node(here, "--store", log) as node:
+        job_id = job_on(node)
+        before = log_at(node, job_id)
+        assert in_process("export", "all.jsonl", "--store", log)[1]["records"] >= len(before)
+    records = in_process("export", "all.jsonl", "--store", log)[1]["records"]
+    copy = nats.shared().address()
+    for source, target in ((log, database), (database, "sqlite:copy.db"), ("sqlite:copy.db", copy)):
+        assert in_process("export", "again.jsonl", "--store", source)[1]["records"] == records
+        assert in_process("import", "again.jsonl", "--store", target)[1]["new"] == records
+        assert in_process("import", "again.jsonl", "--store", target)[1]["new"] == 0
+    _, told = in_process("status", "--store", copy)
+    assert (told["kind"], told["pending"], told["jobs"]) == ("nats", [], {"completed": 1})
+    with running_node(here, "--store", copy) as node:
         assert log_at(node, job_id) == before
 
 

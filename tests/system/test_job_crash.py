@@ -16,6 +16,7 @@ import pytest
 
 from a2a_fabric.client import FabricClient
 from a2a_fabric.core.errors import StoreUnavailable
+from tests.fixtures import nats
 from tests.fixtures.postgres import Server, shared
 from tests.marks import requirement
 from tests.system.job_crash import (
@@ -38,9 +39,11 @@ from tests.system.node import Node, run
 ROUNDS = int(os.environ.get("JOB_CRASH_ROUNDS", "3"))  # `make soak` asks for more
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "nats"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a store that several nodes share."""
+    if request.param == "nats":
+        return nats.shared().address()
     return shared().database() if request.param == "postgresql" else f"sqlite:{tmp_path / 'shared.db'}"
 
 

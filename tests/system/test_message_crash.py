@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures import nats
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
 from tests.system.job_crash import free_address, started
@@ -27,8 +28,10 @@ CONVERSATION = "conv_crash"
 PAGE = 500
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "nats"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "nats":
+        return nats.shared().address()
     return shared().database() if request.param == "postgresql" else f"sqlite:{tmp_path / 'shared.db'}"
 
 

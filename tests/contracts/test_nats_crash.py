@@ -1,0 +1,78 @@
+"""Nodes and servers that are killed at random moments: nothing that was acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from a2a_fabric.stores.nats.store import NatsStore, settings_from_address
+from tests.contracts.test_store_processes import Ledger, child, heard, said
+from tests.fixtures.nats import NatsCluster, NatsServer, new_name
+
+ROUNDS = int(os.environ.get("STORE_CRASH_ROUNDS", "2"))  # `make soak` asks for more
+
+
+@pytest.fixture
+def cluster() -> Iterator[NatsCluster]:
+    cluster = NatsCluster().start()
+    try:
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    server = NatsServer().start()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+async def run_rounds(address: str, servers: list[NatsServer], rounds: int) -> None:
+    """In each round two nodes write; a server is killed and comes back, and one node is killed while it is away."""
+    ledger = Ledger()
+    chance = random.Random()
+    for number in range(rounds):
+        async with (
+            child("write", address, f"a{number}") as dying,
+            child("write", address, f"b{number}") as living,
+        ):
+            first = [*await heard(dying, 5), *await heard(living, 5)]
+            await asyncio.sleep(chance.uniform(0, 0.3))  # the moment is what is tried, not what is waited for
+            server = chance.choice(servers)
+            server.kill()
+            await asyncio.sleep(chance.uniform(0, 0.3))
+            dying.kill()
+            await asyncio.to_thread(server.start)
+            ledger.note(acknowledged([*first, *await said(dying)]))
+            ledger.note(acknowledged(await heard(living, 200)))  # it goes on after the fault
+            living.kill()
+            ledger.note(acknowledged(await said(living)))
+        store = await NatsStore.open(settings_from_address(address))
+        try:
+            await ledger.check(store)
+        finally:
+            await store.aclose()
+    assert len(ledger.jobs) >= rounds
+
+
+def acknowledged(lines: list[list[str]]) -> list[list[str]]:
+    """Without the warnings of a node that lost its server."""
+    assert not any("Traceback" in line for line in lines), lines
+    return [line for line in lines if line and line[0] in ("accepted", "event", "ended", "message")]
+
+
+@pytest.mark.rounds
+async def test_killed_nodes_and_a_killed_server_lose_and_double_nothing(server: NatsServer) -> None:
+    await run_rounds(server.address(new_name()), [server], ROUNDS)
+
+
+@pytest.mark.soak
+async def test_killed_nodes_and_servers_of_a_cluster_lose_and_double_nothing(cluster: NatsCluster) -> None:
+    await run_rounds(cluster.address(new_name()), cluster.servers, ROUNDS)
