@@ -75,6 +75,7 @@ ARROWS: dict[str, set[str]] = {
         "telemetry.history",
         "telemetry.metrics",
         "telemetry.observer",
+        "telemetry.recorder",
         "web.token_middleware",
     },
     "node_status": {"core", "outbound.client", "registry", "telemetry"},

@@ -62,6 +62,7 @@ from a2a_fabric.node_setup import (
     LazyNodeKeys,
     build_call_history,
     build_logins,
+    build_recorder,
     build_source,
     build_trusted_nodes,
     check_plain_listeners,
@@ -107,7 +108,6 @@ from a2a_fabric.steps.guard import guard_calls
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry, capture_log_records
-from a2a_fabric.telemetry.recorder import SpanRecorder
 from a2a_fabric.tools.catalog import build_manifests as tool_manifests
 from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.spec import Toolbox
@@ -244,7 +244,7 @@ class Fabric:
         if self._peers is not None:
             stack.push_async_callback(self._peers.aclose)
         self.call_history = build_call_history(config, self.store, self.telemetry.metrics)
-        self._recorder = None if self.call_history is None else SpanRecorder(self.call_history, config.node_id)
+        self._recorder = build_recorder(config, self._environ, self.call_history, self.telemetry.metrics, stack)
         self._connect_sources(stack)
         registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
         registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)

@@ -36,7 +36,7 @@ from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.registration_policy import RegistrationSettings
 from a2a_fabric.stores.address import kind_from_address
-from a2a_fabric.telemetry.settings import HistorySettings
+from a2a_fabric.telemetry.settings import HistorySettings, TracingSettings
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import YAMLFile, YamlPath
 
@@ -308,6 +308,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
     history: HistorySettings = HistorySettings()
+    tracing: TracingSettings = TracingSettings()
     jobs: JobSettings = JobSettings()
     messages: MessageSettings = MessageSettings()
     store: Annotated[

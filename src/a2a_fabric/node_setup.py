@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -46,6 +47,7 @@ from a2a_fabric.stores.address import build_default_address, kind_from_address, 
 from a2a_fabric.telemetry.history import CallHistory
 from a2a_fabric.telemetry.metrics import Metrics
 from a2a_fabric.telemetry.observer import LogWriter
+from a2a_fabric.telemetry.recorder import SpanRecorder, build_export, build_sampler
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 if TYPE_CHECKING:
@@ -125,6 +127,24 @@ def _close_log(file: IO[str]) -> None:
     """Lines that a full disk does not take are lost; the node stops all the same."""
     with suppress(OSError):
         file.close()
+
+
+def build_recorder(
+    config: Config,
+    environ: Mapping[str, str],
+    history: CallHistory | None,
+    metrics: Metrics,
+    stack: AsyncExitStack,
+) -> SpanRecorder | None:
+    """None if neither the history nor a collector wants recordings of calls. Raises ConfigError."""
+    export = build_export(config.tracing, environ, config.node_id)
+    if export is not None:
+        stack.push_async_callback(asyncio.to_thread, export.close)
+        metrics.add_source(export.render_metrics)
+    if history is None and export is None:
+        return None
+    sampler = build_sampler(config.tracing, environ)
+    return SpanRecorder(history, export, sampler, config.node_id)
 
 
 def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:

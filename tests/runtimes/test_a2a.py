@@ -66,6 +66,7 @@ async def test_arguments_travel_as_data_and_words_as_text_with_the_skill_beside_
     assert result.data == {"seen": {"task": "grüß dich", "context": given}}
     assert type(result.data["seen"]["context"]["number"]) is int
     [sent] = everyday.executor.sent
+    assert sent["metadata"].pop("traceparent").startswith("00-")
     assert sent["metadata"] == {"skill": "free"}
     assert [sorted(part.keys() & {"text", "data"}) for part in sent["parts"]] == [["text"], ["data"]]
 

@@ -16,7 +16,7 @@ from a2a_fabric.client.http import NodeHttp
 from a2a_fabric.client.local_node import check_token, complete_url, find_node
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, error_from_code
-from a2a_fabric.core.propagation import DELEGATION_VARIABLE, chain_from_header
+from a2a_fabric.core.propagation import DELEGATION_VARIABLE, TRACE_VARIABLE, chain_from_header
 from a2a_fabric.outbound.client import OutboundClient
 
 T = TypeVar("T")
@@ -68,7 +68,9 @@ def connect(url: str | None, token: str | None, timeout: float = 60.0, view: str
     url, found_token = find_node({**environ, "FABRIC_URL": url} if url else environ)
     chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # set if an agent of a node runs this command
     address = url if view is None else f"{url.rstrip('/')}/views/{quote(view, safe='')}"
-    return FabricClient(address, token or found_token, timeout, delegation_chain=chain)
+    return FabricClient(
+        address, token or found_token, timeout, delegation_chain=chain, traceparent=environ.get(TRACE_VARIABLE)
+    )
 
 
 def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:

@@ -29,10 +29,18 @@ from a2a_fabric.connecting.clients import TOKEN_VARIABLE
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
 from a2a_fabric.core.limits import is_too_deep
-from a2a_fabric.core.propagation import DELEGATION_VARIABLE, MaybeChain, chain_from_header, chain_to_headers
+from a2a_fabric.core.propagation import (
+    DELEGATION_VARIABLE,
+    TRACE_VARIABLE,
+    MaybeChain,
+    chain_from_header,
+    chain_to_headers,
+    trace_from_traceparent,
+    traceparent_to_headers,
+)
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.mcp import McpDoor
-from a2a_fabric.doors.mcp.request import McpRequestContext
+from a2a_fabric.doors.mcp.request import McpConnectionContext
 from a2a_fabric.stores.description_files import DescriptionFiles
 
 _MAX_MESSAGE = 64 * 1024 * 1024
@@ -60,7 +68,8 @@ def run(
     Example: a2a-fabric mcp --agents agents.yaml
     """
     environ = read_environment()
-    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # set if an agent of a node runs this command
+    # Both are set if an agent of a node runs this command.
+    chain, traceparent = chain_from_header(environ.get(DELEGATION_VARIABLE)), environ.get(TRACE_VARIABLE)
     state = StateFolder(environ)
     has_files = bool(config or agents)
     if url and (alone or has_files):
@@ -71,14 +80,14 @@ def run(
         if node_url is not None:
             node_token = token or find_token(node_url, environ, state)
             try:
-                runner.run(_run_until_signal(relay_to_node(node_url, node_token, chain, channel, view)))
+                runner.run(_run_until_signal(relay_to_node(node_url, node_token, chain, channel, view, traceparent)))
                 return
             except KeyRefused:
                 if setup is None:
                     raise
                 remark(f"The node at {node_url} runs this configuration, but with another key: starting one more node")
         setup = setup or plan_setup(config, [], DEFAULT_LISTEN, environ, env_file)
-        runner.run(_run_until_signal(_serve_own_node(setup, state, chain, channel, view)))
+        runner.run(_run_until_signal(_serve_own_node(setup, state, chain, channel, view, traceparent)))
 
 
 def _find_node(
@@ -113,12 +122,18 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def relay_to_node(
-    url: str, token: str | None, chain: MaybeChain, channel: StdioChannel, view: str | None
+    url: str,
+    token: str | None,
+    chain: MaybeChain,
+    channel: StdioChannel,
+    view: str | None,
+    traceparent: str | None = None,
 ) -> None:
     """Relay each line as a WebSocket message to the node, and each reply as a line to the client."""
     prefix = "" if view is None else f"/views/{quote(view, safe='')}"
     address = f"{url.rstrip('/').replace('http', 'ws', 1)}{prefix}/mcp/ws"
     headers = {**({"Authorization": f"Bearer {check_token(token)}"} if token else {}), **chain_to_headers(chain)}
+    headers |= traceparent_to_headers(traceparent)
     try:
         socket = await connect_socket(
             address,
@@ -165,7 +180,12 @@ async def _write_replies(channel: StdioChannel, socket: ClientConnection) -> Non
 
 
 async def _serve_own_node(
-    setup: NodeSetup, state: StateFolder, chain: MaybeChain, channel: StdioChannel, view: str | None
+    setup: NodeSetup,
+    state: StateFolder,
+    chain: MaybeChain,
+    channel: StdioChannel,
+    view: str | None,
+    traceparent: str | None,
 ) -> None:
     """Several clients may start nodes at once, in any folder: a store on disk only where a configuration is.
 
@@ -183,8 +203,9 @@ async def _serve_own_node(
             raise ConfigError("doors: the configuration has no door of kind mcp. Add: {kind: mcp}")
         server = await door.servers.get_gateway_server()
         channel.drain_seconds = node.config.limits.drain_seconds
+        trace = trace_from_traceparent(traceparent) if traceparent else None
         user = node.narrow_to_view(Principal(mode="none", principal_id="stdio", trust="local"), view)
-        await server.run_text_session(aiter(channel), channel.write, McpRequestContext(user, None, chain))
+        await server.run_text_session(aiter(channel), channel.write, McpConnectionContext(user, trace, chain))
 
 
 class StdioChannel:

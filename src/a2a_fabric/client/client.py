@@ -47,7 +47,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.propagation import MaybeChain, Trace, chain_to_headers, new_id
+from a2a_fabric.core.propagation import MaybeChain, Trace, chain_to_headers, new_id, traceparent_to_headers
 from a2a_fabric.core.result import Part
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.client import OutboundClient
@@ -71,11 +71,12 @@ class FabricClient:
         timeout: float = 60.0,
         *,
         delegation_chain: MaybeChain = UNSET,
+        traceparent: str | None = None,
     ) -> None:
         """Without a URL, the node is found as the command line finds it: FABRIC_URL and FABRIC_TOKEN, else the node
         that this user started last on this machine, with its kept key. With a URL, only the given token is sent.
 
-        `delegation_chain` is for agents that call a node in turn: the chain that came with their own call.
+        `delegation_chain` and `traceparent` are for agents that call a node in turn: what came with their own call.
         """
         if url is None:
             url, found_token = find_node()
@@ -85,7 +86,7 @@ class FabricClient:
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {check_token(token)}"
-        self._headers |= chain_to_headers(delegation_chain)
+        self._headers |= chain_to_headers(delegation_chain) | traceparent_to_headers(traceparent)
         self._http = OutboundClient()
         node = NodeHttp(self.url, self._headers, timeout, self._http)
         self.directory = DirectoryClient(node)

@@ -32,7 +32,14 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, TrustTier
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.propagation import DELEGATION_HEADER, Trace, encode_chain_header, format_traceparent
+from a2a_fabric.core.propagation import (
+    DELEGATION_HEADER,
+    TRACE_META_KEY,
+    Trace,
+    chain_to_metadata,
+    encode_chain_header,
+    format_traceparent,
+)
 from a2a_fabric.core.result import Answers, AnyJSON, Event, OriginalMessage, Part, PartKind, Result
 from a2a_fabric.core.rules import Entry
 from a2a_fabric.core.view import View
@@ -142,6 +149,11 @@ def make_propagation_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS
         "traceparent": format_traceparent(call.trace),
         DELEGATION_HEADER: encode_chain_header(call.delegation_chain),
     }
+
+
+def make_propagation_metadata(call: Call) -> dict[str, Any]:
+    """The same for the metadata of a message, in protocols that have it."""
+    return {TRACE_META_KEY: format_traceparent(call.trace), **chain_to_metadata(call.delegation_chain)}
 
 
 def owner_from_principal(principal: Principal) -> str:

@@ -115,6 +115,11 @@ def continue_trace(trace_id: str, parent_span_id: str | None = None, *, sampled:
     return Trace(trace_id=normalize_uuid(trace_id), span_id=new_id(), parent_span_id=parent, sampled=sampled)
 
 
+def make_sibling_trace(trace: Trace) -> Trace:
+    """A new span beside this one."""
+    return Trace(trace_id=trace.trace_id, span_id=new_id(), parent_span_id=trace.parent_span_id, sampled=trace.sampled)
+
+
 def make_child_trace(parent: Trace) -> Trace:
     """A new span below this one."""
     return Trace(trace_id=parent.trace_id, span_id=new_id(), parent_span_id=parent.span_id, sampled=parent.sampled)
@@ -144,6 +149,18 @@ def trace_from_traceparent(header: str) -> Trace | None:
     )
 
 
+def trace_from_metadata(trace: Trace, metadata_value: object) -> Trace:
+    """The trace of a message: that of its request, if a header named one, else the one in the message's metadata."""
+    if trace.parent_span_id is not None or not isinstance(metadata_value, str):
+        return trace
+    return trace_from_traceparent(metadata_value) or trace
+
+
+def traceparent_to_headers(text: str | None) -> dict[str, str]:
+    """For a program that a node started: its requests belong to the trace that it was given, if that is valid."""
+    return {"traceparent": text.strip()} if text and trace_from_traceparent(text) is not None else {}
+
+
 def format_traceparent(trace: Trace) -> str:
     """The W3C header for work done on behalf of this span."""
     flags = "00" if trace.sampled is False else "01"
@@ -162,6 +179,8 @@ DELEGATION_HEADER_BYTES = DELEGATION_HEADER.encode()
 DELEGATION_META_KEY = "a2a-fabric/delegation_chain"  # in the metadata of A2A, MCP and the Agent Client Protocol
 PASSPORT_META_KEY = "a2a-fabric/passport"  # credentials of one message, in the metadata of A2A and MCP
 MANDATE_META_KEY = "a2a-fabric/mandate"
+TRACE_META_KEY = "traceparent"  # W3C's, in the metadata of messages
+TRACE_VARIABLE = "TRACEPARENT"  # in the environment of a program
 DELEGATION_VARIABLE = "FABRIC_DELEGATION_CHAIN"  # in the environment of a program, written as in the header
 
 _MAX_ENTRIES = 64  # entries; a longer chain is refused

@@ -7,7 +7,7 @@ numbers only. Spans are made of it later, apart from the call (`telemetry.spans`
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any
 
@@ -80,7 +80,6 @@ class CallRecording:
         "events",
         "events_left_out",
         "input",
-        "is_cancelled",
         "is_sampled",
         "on_behalf_of",
         "origin",
@@ -207,5 +206,3 @@ def _text_or_none(value: object) -> str | None:
 
 
 current_recording: ContextVar[CallRecording | None] = ContextVar("current_recording", default=None)
-
-BeginRecording = Callable[[Call], CallRecording | None]

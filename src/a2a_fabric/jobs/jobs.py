@@ -45,6 +45,7 @@ from a2a_fabric.core.job import (
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
 from a2a_fabric.core.logins import login_error_from_questions
+from a2a_fabric.core.propagation import make_sibling_trace
 from a2a_fabric.core.result import Answer, Event, Result
 from a2a_fabric.core.stores import RETRY_SECONDS, JobStore, Store, call_store, call_store_within, retry_store_call
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait, prune_forever
@@ -416,7 +417,7 @@ class Jobs:
         if not job.has_ended:
             raise Conflict(f"Job '{job_id}' is {job.state}; it can be retried when it has ended", job_id=job_id)
         return await self.accept(
-            replace(job.call, auth=principal),
+            replace(job.call, auth=principal, trace=make_sibling_trace(job.call.trace)),
             JobOptions(at_once=True, priority=job.priority, meta={"retry_of": job_id}),
         )
 

@@ -172,7 +172,8 @@ def note_span(call: Call) -> dict[str, Any]:
     origin, trace = current_origin.get(), call.trace
     fields = {"span_id": trace.span_id, "parent_span_id": trace.parent_span_id}
     named = {"door": origin.door, "protocol": origin.protocol}
-    return {SPAN_META: {name: value for name, value in (*fields.items(), *named.items()) if value}}
+    sampled = {"sampled": False} if trace.sampled is False else {}
+    return {SPAN_META: {name: value for name, value in (*fields.items(), *named.items()) if value} | sampled}
 
 
 def origin_from_job(job: JobSummary) -> CallOrigin:

@@ -28,12 +28,14 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str | None = None
     parent_span_id: str | None = None
+    sampled: bool = True
     sign: bool = False  # `POST /mcp/call` answers with a signature in `trace`; other doors have no place for one
 
     def to_trace(self) -> Trace:
         """Raises BadInput."""
         try:
-            return continue_trace(self.trace_id, self.span_id or self.parent_span_id)
+            sampled = msgspec.UNSET if self.sampled else False
+            return continue_trace(self.trace_id, self.span_id or self.parent_span_id, sampled=sampled)
         except ValueError as exc:
             raise BadInput(f"Bad trace: {exc}", field="trace") from exc
 

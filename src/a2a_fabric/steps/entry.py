@@ -45,8 +45,8 @@ class Observer(Protocol):
 class CallRecorder(Protocol):
     """Keeps recordings of calls, for the history and for traces."""
 
-    def begin(self, call: Call) -> CallRecording | None:
-        """None if this call is not recorded."""
+    def begin(self, call: Call) -> tuple[Call, CallRecording | None]:
+        """None if this call is not recorded. The trace of the call that goes on says whether its spans are sent."""
         ...
 
     def end(self, recording: CallRecording, result: Result | None) -> None:
@@ -79,7 +79,7 @@ def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
 
 def _record(inner: Handler, recorder: CallRecorder) -> Handler:
     async def handle(call: Call, emit: Emit) -> Result:
-        recording = recorder.begin(call)
+        call, recording = recorder.begin(call)
         if recording is None:
             return await inner(call, emit)
         token = current_recording.set(recording)

@@ -55,6 +55,7 @@ class CallHistory:
         self.lost = 0  # records that were left out or could not be written
         self.written = 0
         self.is_stopping = False
+        self.keeps_payloads = settings.payloads
         self._store = store
         self._settings = settings
         self._node = node
@@ -86,13 +87,11 @@ class CallHistory:
 
     def note_input(self, recording: CallRecording, call: Call) -> None:
         """Before an agent can change it."""
-        if self._settings.payloads:
-            value = {"task": call.input.task, "context": call.input.context}
-            recording.input = _encode_payload(value, self._settings.payload_bytes)
+        value = {"task": call.input.task, "context": call.input.context}
+        recording.input = _encode_payload(value, self._settings.payload_bytes)
 
     def note_output(self, recording: CallRecording, result: Result) -> None:
-        if self._settings.payloads:
-            recording.output = _encode_payload(result.data, self._settings.payload_bytes)
+        recording.output = _encode_payload(result.data, self._settings.payload_bytes)
 
     def render_metrics(self) -> Iterator[str]:
         yield render_value("fabric_history_records_total", "counter", "Records written to the history", self.written)

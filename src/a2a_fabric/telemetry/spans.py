@@ -10,7 +10,6 @@ from typing import Any
 
 from a2a_fabric.core.call import owner_from_principal
 from a2a_fabric.core.job import JobSummary
-from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.recording import AttemptRecording, CallRecording
 from a2a_fabric.core.redaction import redact_text
 from a2a_fabric.core.spans import (
@@ -146,7 +145,8 @@ def _build_attempt_spans(
     if attempt.error_code is not None:
         attributes |= {"error.type": attempt.error_code, ERROR_KEY: _clip(attempt.error)}
         attributes["fabric.may_have_run"] = attempt.may_have_run
-    attempt_id = outgoing_span_id(new_id())
+    runtime_id = outgoing_span_id(attempt.span_id)
+    attempt_id = f"{int(runtime_id, 16) ^ int(summary.span_id, 16) or 1:016x}"  # the same in the history and for OTLP
     spans = [
         Span(
             span_id=attempt_id,
@@ -166,7 +166,7 @@ def _build_attempt_spans(
         runtime = attempt.runtime or "unknown"
         spans.append(
             Span(
-                span_id=outgoing_span_id(attempt.span_id),
+                span_id=runtime_id,
                 parent_span_id=attempt_id,
                 name=f"{runtime} {attempt.agent_id}.{summary.capability}" if card is None else facts.name,
                 kind="runtime",

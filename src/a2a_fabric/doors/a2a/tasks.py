@@ -29,7 +29,14 @@ from a2a_fabric.core.job import (
     is_final_state,
     new_job_id,
 )
-from a2a_fabric.core.propagation import DELEGATION_META_KEY, chain_from_metadata, new_id, pick_longer_chain
+from a2a_fabric.core.propagation import (
+    DELEGATION_META_KEY,
+    TRACE_META_KEY,
+    chain_from_metadata,
+    new_id,
+    pick_longer_chain,
+    trace_from_metadata,
+)
 from a2a_fabric.core.result import Answer, OriginalMessage, PassedOnAnswer, Result
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, task_not_found_error
@@ -130,7 +137,7 @@ class TaskCreator:
             passes_as_it_is=chooses_itself and agent.runtime == "a2a",
         )
         call = Call(
-            trace=context.trace,
+            trace=trace_from_metadata(context.trace, user_message.get_metadata(TRACE_META_KEY)),
             auth=context.principal,
             target=Target(agent_id=agent.agent_id, capability=target.capability, timeout_ms=timeout_ms),
             input=target.input,

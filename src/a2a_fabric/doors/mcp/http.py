@@ -43,7 +43,12 @@ from a2a_fabric.doors.mcp.fast_path import (
     fits_both,
 )
 from a2a_fabric.doors.mcp.light_sessions import hand_over
-from a2a_fabric.doors.mcp.request import DirectRequestContext, McpRequestContext, is_stateless_request
+from a2a_fabric.doors.mcp.request import (
+    DirectRequestContext,
+    McpConnectionContext,
+    McpRequestContext,
+    is_stateless_request,
+)
 from a2a_fabric.doors.mcp.results import http_status_of, to_error_body, to_protocol_error
 from a2a_fabric.doors.mcp.sessions import FastSession, OpenSessions
 from a2a_fabric.doors.mcp.tool_calls import ScopeMissing
@@ -416,7 +421,7 @@ class McpWebSocketEndpoint:
             offered = scope.get("subprotocols") or ()
             await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
             channel = _TextChannel(receive, send, self._context, head)
-            request_context = McpRequestContext(principal, head.trace, chain)
+            request_context = McpConnectionContext(principal, head.trace, chain)
             request_context.wants_all_tools = _wants_all_tools(head)
             await server.run_text_session(channel.read_texts(), channel.send_text, request_context)
         finally:

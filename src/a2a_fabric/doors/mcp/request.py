@@ -22,6 +22,7 @@ from a2a_fabric.core.propagation import (
     MaybeChain,
     Trace,
     chain_from_metadata,
+    make_sibling_trace,
     new_trace,
     pick_longer_chain,
     trace_from_traceparent,
@@ -106,6 +107,14 @@ class McpRequestContext:
     def cancel_work(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+class McpConnectionContext(McpRequestContext):
+    """Of a connection with many requests: each of them is a span of its own."""
+
+    def trace_from_header(self, header: str | None) -> Trace:
+        trace = super().trace_from_header(header)
+        return make_sibling_trace(trace) if trace is self._trace else trace
 
 
 class DirectRequestContext(McpRequestContext):

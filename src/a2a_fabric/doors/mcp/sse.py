@@ -20,7 +20,7 @@ from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import CycleEndpoint, DoorEdge, EventStream, HttpReply, encode_event
 from a2a_fabric.doors.mcp.http import McpCycle, McpRefusal
-from a2a_fabric.doors.mcp.request import McpRequestContext
+from a2a_fabric.doors.mcp.request import McpConnectionContext
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
@@ -142,7 +142,7 @@ class _StreamCycle(_SseCycle):
         open_session.close = close
         open_session.streams += 1
         endpoints.sessions[session_id] = session
-        request_context = McpRequestContext(self.principal, self.head.trace, self.head.delegation_chain)
+        request_context = McpConnectionContext(self.principal, self.head.trace, self.head.delegation_chain)
         work = asyncio.ensure_future(server.run_text_session(session.read_texts(), session.send_text, request_context))
         work.add_done_callback(lambda _: session.end())
         try:

@@ -10,12 +10,19 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext,
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call, CallerEmitter, Emit, join_text, make_propagation_headers
+from a2a_fabric.core.call import (
+    Call,
+    CallerEmitter,
+    Emit,
+    join_text,
+    make_propagation_headers,
+    make_propagation_metadata,
+)
 from a2a_fabric.core.callbacks import Callback
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.forwarding import IDENTITY_META_KEY, sign_metadata
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.propagation import chain_to_metadata, new_id
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Answers, Result
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
@@ -292,7 +299,7 @@ class A2ARuntime:
         if (callers_message := read_callers_message(call)) is not None:
             return self._pass_on_message(callers_message, skill_info, call)
         parts = parts_from_call(call, self._full_manifest.find_capability(name), takes_json=skill_info.takes_json)
-        metadata = chain_to_metadata(call.delegation_chain)
+        metadata = make_propagation_metadata(call)
         if skill_info.skill is not None:
             metadata[SKILL_KEY] = skill_info.skill
         return A2AMessage(
@@ -301,7 +308,7 @@ class A2ARuntime:
 
     def _pass_on_message(self, callers_message: CallersMessage, skill_info: SkillInfo, call: Call) -> A2AMessage:
         raw = callers_message.message
-        metadata = {**(raw.get("metadata") or {}), **chain_to_metadata(call.delegation_chain)}
+        metadata = {**(raw.get("metadata") or {}), **make_propagation_metadata(call)}
         metadata.pop(IDENTITY_META_KEY, None)  # was signed for this node, and is no business of the agent's
         if callers_message.names_skill:
             if skill_info.skill is not None:
@@ -335,7 +342,7 @@ class A2ARuntime:
             return msgspec.structs.replace(message, task_id=continuation.task_id, context_id=continuation.context_id)
         answer = find_answer(answers)
         parts = parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
-        metadata = chain_to_metadata(call.delegation_chain)
+        metadata = make_propagation_metadata(call)
         return A2AMessage(
             id=new_id(),
             role="user",

@@ -21,6 +21,7 @@ from a2a_fabric.core.call import (
     derive_conversation_id,
     describe_unsupported_parts,
     ignore_event,
+    make_propagation_metadata,
     owner_from_principal,
     parts_from_input,
 )
@@ -28,7 +29,6 @@ from a2a_fabric.core.errors import Conflict, FabricError, UpstreamInterrupted, U
 from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.pending_questions import PendingQuestions, unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
-from a2a_fabric.core.propagation import chain_to_metadata
 from a2a_fabric.core.result import Answers, Result, make_input_required
 from a2a_fabric.runtimes.agent_client.content import (
     ContentBlock,
@@ -227,7 +227,7 @@ class AgentClientRuntime:
             raise
         session.turn = turn
         self._session_by_turn[turn] = session
-        meta = {**chain_to_metadata(call.delegation_chain), **identity}
+        meta = {**make_propagation_metadata(call), **identity}
         turn.start(process.run_prompt(session.id, turn, blocks, meta), lambda turn: self._on_turn_ended(turn, key))
         return turn
 

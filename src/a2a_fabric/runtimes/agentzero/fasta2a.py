@@ -21,11 +21,12 @@ from a2a_fabric.core.call import (
     describe_unsupported_parts,
     join_text,
     make_propagation_headers,
+    make_propagation_metadata,
     parts_from_input,
 )
 from a2a_fabric.core.errors import UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pending_questions import unknown_continuation
-from a2a_fabric.core.propagation import chain_to_metadata, new_id
+from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Answers, Part, Result, make_input_required
 from a2a_fabric.protocols.a2a.card import CARD_PATHS, A2ACard, read_card
 from a2a_fabric.protocols.a2a.decode import check_rpc_reply, parse_rpc_reply
@@ -125,7 +126,7 @@ class FastA2ARuntime:
             role="user",
             parts=(_text_part(prompt_from_call(self._full_manifest, call)), *map(_adapt_part, sendable)),
             context_id=self._context_ids.find(call),
-            metadata={**({"project": project} if project else {}), **chain_to_metadata(call.delegation_chain)},
+            metadata={**({"project": project} if project else {}), **make_propagation_metadata(call)},
         )
         unsupported = [part for part in attachments if part not in sendable]
         return message, describe_unsupported_parts(unsupported, "Agent Zero's A2A")

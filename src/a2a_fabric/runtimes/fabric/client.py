@@ -19,6 +19,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_from_code,
 )
+from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import Fallback, Part, Questions
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
@@ -95,7 +96,7 @@ def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str
         "stream": call.response.stream,
         "format": call.response.format,
         "timeout_ms": reduce_timeout(call.target.timeout_ms),
-        "trace": {"trace_id": call.trace.trace_id, "span_id": call.trace.span_id},
+        "trace": _render_trace(call.trace),
         "on_behalf_of": call.on_behalf_of or hide_private(call.auth),
     }
     optional_arguments = {
@@ -104,6 +105,11 @@ def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str
         "delegation_chain": call.delegation_chain,
     }
     return arguments | {name: value for name, value in optional_arguments.items() if value}
+
+
+def _render_trace(trace: Trace) -> dict[str, Any]:
+    unsampled = {"sampled": False} if trace.sampled is False else {}
+    return {"trace_id": trace.trace_id, "span_id": trace.span_id, **unsampled}
 
 
 def reduce_timeout(timeout_ms: int) -> int:

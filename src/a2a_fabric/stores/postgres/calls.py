@@ -16,7 +16,7 @@ _TYPES = (
 )
 _APPEND = f"""
 INSERT INTO a2a_fabric.calls ({CALL_COLUMNS}) SELECT * FROM unnest({unnest_parameters(_TYPES)})
-ON CONFLICT (trace_id, span_id) DO NOTHING
+ON CONFLICT (trace_id, span_id, started_at) DO NOTHING
 """  # noqa: S608
 _WHERE = f"""
 SELECT {STORED_CALL_COLUMNS} FROM a2a_fabric.calls WHERE is_call

@@ -14,7 +14,7 @@ CREATE TABLE a2a_fabric.calls (
     is_call    boolean NOT NULL,
     size       bigint NOT NULL,
     body       bytea NOT NULL,
-    UNIQUE (trace_id, span_id)
+    UNIQUE (trace_id, span_id, started_at)  -- a batch that is written twice is stored once
 );
 
 CREATE INDEX calls_owner ON a2a_fabric.calls (owner, seq);

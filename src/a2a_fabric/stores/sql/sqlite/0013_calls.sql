@@ -14,7 +14,7 @@ CREATE TABLE calls (
     is_call    INTEGER NOT NULL,
     size       INTEGER NOT NULL,
     body       BLOB NOT NULL,
-    UNIQUE (trace_id, span_id)
+    UNIQUE (trace_id, span_id, started_at)  -- a batch that is written twice is stored once
 );
 
 CREATE INDEX calls_owner ON calls (owner, seq);
