@@ -1,7 +1,7 @@
 """Jobs per second, accepted or run to the end: in the store, in the job engine, and through a node.
 
 CPU time is that of the process with the job engine: this process for the first two,
-the node for the last. The CPU time of PostgreSQL's server is not included.
+the node for the last. The CPU time of the servers of PostgreSQL and NATS is not included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from bench import load, processes, rig
 from bench.job_agent import AGENT_ID, agent
-from bench.job_stores import ENGINES, BenchStores, run_node
+from bench.job_stores import RATE_ENGINES, BenchStores, run_node
 from bench.load import Load
 from bench.processes import TOKEN, Cores
 from bench.rows import Effort
@@ -172,7 +172,7 @@ async def run(cores: Cores, stores: BenchStores, effort: Effort) -> None:
 
 async def _table(cores: Cores, stores: BenchStores, effort: Effort, *, is_whole: bool) -> None:
     async with AsyncExitStack() as stack:
-        rows = [row for engine in ENGINES for row in await _rows(stack, cores, stores, engine, is_whole=is_whole)]
+        rows = [row for engine in RATE_ENGINES for row in await _rows(stack, cores, stores, engine, is_whole=is_whole)]
         for number in range(effort.rounds + 1):
             for row in rows:
                 await row.round(effort, is_warm=number > 0)

@@ -1,4 +1,4 @@
-"""Durable jobs on SQLite and PostgreSQL: rates, logs, lists, and their cost for plain calls."""
+"""Durable jobs on SQLite, PostgreSQL and NATS: rates, logs, lists, and their cost for plain calls."""
 
 from __future__ import annotations
 

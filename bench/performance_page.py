@@ -199,6 +199,14 @@ def _whole_jobs(engine: str) -> Callable[[Results], str]:
     return measure
 
 
+def _accepted_jobs(engine: str) -> Callable[[Results], str]:
+    def measure(results: Results) -> str:
+        accepted = results.find("jobs", f"{engine}, through a node", "jobs/s", 64)
+        return f"{accepted:,.0f}/s" if accepted else ""
+
+    return measure
+
+
 def _a2a_tasks(results: Results) -> str:
     tasks, messages = (results.find("a2a", f"fabric node, {kind}", _RATE, 64) for kind in ("tasks", "messages"))
     return f"{tasks:,.0f}/s; messages, not stored, {messages:,.0f}/s in the same run" if tasks and messages else ""
@@ -225,6 +233,7 @@ _GOALS: dict[str, Callable[[Results], str]] = {
     "p99.9 under 10 times p50 beside a slow agent": _tail_ratio,
     "jobs from beginning to end, 64 callers, SQLite: 3,000/s": _whole_jobs("SQLite"),
     "the same, PostgreSQL: 1,500/s": _whole_jobs("PostgreSQL"),
+    "jobs accepted, 64 callers, NATS with one replica: 2,000/s": _accepted_jobs("NATS"),
     "A2A tasks, 64 connections, SQLite: 2,000/s": _a2a_tasks,
     "`POST /v1/messages` at least 70 % of `fabric.call` as a job (64; SQLite, PostgreSQL)": _message_share,
     "memory flat over a million calls, under 30 KB for each idle MCP session": _memory,

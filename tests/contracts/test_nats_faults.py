@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from a2a_fabric.core.job import HoldRequest, JobFilter
 from a2a_fabric.core.result import Event
 from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection
+from a2a_fabric.stores.nats.batches import Batch, Statement, create_batch_id, encode_batch, split_batch
 from a2a_fabric.stores.nats.log import JetStream, StreamInfo
 from a2a_fabric.stores.nats.store import NatsStore, build, settings_from_address
 from a2a_fabric.stores.nats.writer import ServerClock
@@ -387,6 +389,22 @@ async def test_messages_of_another_program_in_the_log_are_refused() -> None:
         await until(is_refused, WAIT_TIMEOUT)
     with pytest.raises(StoreUnusable, match="cannot be read"):
         await NatsStore.open(settings_from_address(address))
+
+
+async def test_statements_in_the_log_reach_nothing_outside_of_the_copy(tmp_path: Path) -> None:
+    address = shared().address()
+    name = parse_nats_address(address).name
+    file = tmp_path / "written.db"
+    async with opened(address) as store:
+        batch = Batch(
+            previous=store._parts.replica.batch_id, node="attacker", at=0.0, changes=0, topics=[],
+            statements=[Statement("ATTACH DATABASE ? AS other", [(str(file),)])],
+        )  # fmt: skip
+        [message] = split_batch(create_batch_id(), encode_batch(batch), 1 << 20)
+        await publish(address, f"{name}.log", message)
+        with pytest.raises(StoreUnusable, match="not authorized"):
+            await store.status()
+    assert not file.exists()
 
 
 async def test_a_node_whose_copy_differs_stops_writing_until_it_is_restarted() -> None:

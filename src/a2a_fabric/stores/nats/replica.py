@@ -35,6 +35,8 @@ from a2a_fabric.stores.nats.log import LogMessage
 from a2a_fabric.stores.sqlite.connections import CREATE_MIGRATIONS, SqliteConnections, apply_migration, read_applied
 from a2a_fabric.stores.sqlite.database import FinishedWork, PendingWork, run_units
 
+_FORBIDDEN = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA)
+_TRANSIENT = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
 _SET_POSITION = "UPDATE log_position SET sequence = ?, batch = ?"
 
 
@@ -76,6 +78,8 @@ class Replica:
             self._copier = _connect(path)
             for connection in (self.reader, self._copier):
                 connection.execute("SELECT sequence FROM log_position").fetchall()  # opens all files
+            self._writer.execute("PRAGMA trusted_schema = OFF")
+            self._writer.set_authorizer(_authorize)
         finally:
             with suppress(OSError):  # Windows keeps open files; `close` removes them
                 shutil.rmtree(self._folder)
@@ -186,7 +190,9 @@ class Replica:
         before = self._writer.total_changes
         try:
             run_statements(self._writer, batch.statements)
-        except (sqlite3.IntegrityError, sqlite3.ProgrammingError) as exc:
+        except (sqlite3.Error, TypeError, ValueError, OverflowError) as exc:
+            if getattr(exc, "sqlite_errorcode", None) in _TRANSIENT:
+                raise
             raise CopyDiverged(f"a batch of {batch.node} cannot be repeated: {exc}") from exc
         changes = self._writer.total_changes - before
         if changes != batch.changes:
@@ -232,6 +238,11 @@ class Replica:
             connection.close()
         if os.name == "nt":
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _authorize(action: int, *_: object) -> int:
+    """Statements of the log change tables, and reach nothing outside of the copy."""
+    return sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -118,6 +118,12 @@ async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explic
         if exc.err_code != STREAM_NOT_FOUND:
             raise
         await jetstream.ask(f"STREAM.CREATE.{config['name']}", config, timeout=10.0)
+        _log.warning(
+            "created the stream %s with %d replicas. Every server needs `sync_interval: always` under `jetstream`, "
+            "or a power cut may take confirmed writes; servers do not tell clients whether they have it",
+            config["name"],
+            config["num_replicas"],
+        )
         return
     existing = info.config
     differences = [key for key in ("subjects", "storage", "discard", "retention") if existing.get(key) != config[key]]
