@@ -41,7 +41,19 @@ async def _measure_all() -> None:
     with tempfile.TemporaryDirectory() as folder:
         signer, http = SigningKey.generate(), OutboundClient()
         Path(folder, "keys.json").write_bytes(msgspec.json.encode({"keys": [signer.public_jwk]}))
-        settings = IssuerSettings(id="corp", issuer="corp", jwks_file="keys.json", audience=("node",))
+        server = await asyncio.start_server(_answer_introspection, "127.0.0.1", 0)
+        issuer_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        issuers = [
+            IssuerSettings(id="corp", issuer="corp", jwks_file="keys.json", audience=("node",)),
+            IssuerSettings(
+                id="login",
+                issuer=issuer_url,
+                audience=("node",),
+                introspection_url=f"{issuer_url}/introspect",
+                client_id="fabric",
+                client_secret="the-secret-of-fabric",
+            ),
+        ]
         keys, own_key = SharedKeys([SharedKey(principal_id="psk", secret="the-nodes-own-key")]), make_key()
         secrets = [own_key, *(make_key() for _ in range(KEYS - 1))]
         ends_at = time.time() + _HOUR
@@ -51,7 +63,7 @@ async def _measure_all() -> None:
         )
 
         def build() -> Resolver:
-            tokens: TrustedTokens = build_trusted_tokens([settings], Path(folder), None, http)
+            tokens: TrustedTokens = build_trusted_tokens(issuers, Path(folder), None, http)
             return Resolver(keys, Principal(mode="none", trust="local"), lambda *_: None, tokens)
 
         for name, credentials in _make_credentials(signer, own_key).items():
@@ -59,6 +71,27 @@ async def _measure_all() -> None:
             again = await _measure_again(build(), credentials)
             print(f"| {name} | {first * 1e6:.1f} | {again * 1e6:.1f} |")
         await http.aclose()
+        server.close()
+        await asyncio.sleep(0)  # its connections end
+
+
+async def _answer_introspection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An issuer on this machine, which calls every token active (RFC 7662)."""
+    reply = msgspec.json.encode(
+        {"active": True, "sub": "alice", "aud": "node", "scope": "*", "exp": int(time.time() + _HOUR)}
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply)
+    try:
+        while True:
+            fields = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            lengths = [int(field.split(b":")[1]) for field in fields if field.startswith(b"content-length")]
+            await reader.readexactly(sum(lengths))
+            writer.write(head + reply)
+            await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
 
 
 def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials]:
@@ -76,6 +109,9 @@ def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials
         "the node's key": Credentials(authorization="Bearer the-nodes-own-key"),
         f"a stored key that expires, of {KEYS:,}": Credentials(authorization=f"Bearer {own_key}"),
         "JWT (EdDSA)": Credentials(authorization=f"Bearer {token}"),
+        "opaque token (its issuer, on this machine, is asked)": Credentials(
+            authorization="Bearer an-opaque-token"
+        ),
         "passport": Credentials(passport=json.dumps(passport)),
         "passport beside a key": Credentials(authorization=f"Bearer {own_key}", passport=json.dumps(passport)),
         "mandate": Credentials(authorization=f"Bearer {mandate}"),

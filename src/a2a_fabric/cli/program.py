@@ -1,14 +1,15 @@
 """The commands of `a2a-fabric`, listed in tables and imported on use, and the exit codes.
 
-A row names a module and the function in it that is the command; the docstring of the
-function is the help. The groups `jobs`, `messages`, `store` and `tools` have tables of their
-own. A quick command never waits for the imports of a slow one.
+A row names a module and the function in it that is the command; the docstring of the function is the help. A group such
+as `jobs` is a class with a table of its own, and its docstring is the help. A quick command never waits for the imports
+of a slow one.
 
 Exit codes: 0 done · 1 failed · 2 misused · 130 interrupted."""
 
 from __future__ import annotations
 
 import gc
+import inspect
 import platform
 import sys
 from importlib import import_module
@@ -27,7 +28,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class CommandRow(NamedTuple):
-    """One command: its module in this package. The row of a group has a class, and a function with the help."""
+    """One command: its module in this package. The row of a group has a class instead."""
 
     module: str
     about: str
@@ -58,21 +59,36 @@ class CommandGroup(TyperGroup):
 
 def load_command(name: str, row: CommandRow) -> Any:
     """Import the command and build it."""
-    gc.disable()  # imports make many objects and no garbage
-    function = getattr(import_module(f"{__package__}.{row.module}"), row.function)
-    gc.freeze()
-    gc.enable()
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings=CONTEXT, no_args_is_help=row.group is not None
     )
-    if row.group is None:
-        app.command(name)(function)
-    else:
-        app.callback(cls=row.group)(function)
+    if row.group is not None:
+        app.callback(cls=row.group, help=row.group.__doc__)(_do_nothing)
+        return get_command(app)
+    gc.disable()  # imports make many objects and no garbage
+    app.command(name)(getattr(import_module(f"{__package__}.{row.module}"), row.function))
+    gc.freeze()
+    gc.enable()
     return get_command(app)
 
 
+def _do_nothing() -> None:
+    """A group by itself does nothing."""
+
+
+def group_row(group: type[CommandGroup]) -> CommandRow:
+    """The row of a group, with the first line of its help."""
+    return CommandRow("program", inspect.cleandoc(group.__doc__ or "").partition("\n")[0], group=group)
+
+
 class JobCommands(CommandGroup):
+    """List, follow, answer, cancel and retry jobs.
+
+    A job is a call that the node has stored: it survives lost connections and restarts.
+
+    Example: a2a-fabric jobs --state running
+    """
+
     default = "list"
     rows: ClassVar = {
         "list": CommandRow("jobs", "List your jobs, newest first.", "list_jobs"),
@@ -85,16 +101,12 @@ class JobCommands(CommandGroup):
     }
 
 
-def _jobs() -> None:
-    """List, follow, answer, cancel and retry jobs.
+class AgentCommands(CommandGroup):
+    """List the agents of a node; make and check folders.
 
-    A job is a call that the node has stored: it survives lost connections and restarts.
-
-    Example: a2a-fabric jobs --state running
+    Example: a2a-fabric agents --capability summarize
     """
 
-
-class AgentCommands(CommandGroup):
     default = "list"
     rows: ClassVar = {
         "list": CommandRow("agents", "List the agents of a node.", "list_agents"),
@@ -105,14 +117,12 @@ class AgentCommands(CommandGroup):
     }
 
 
-def _agents() -> None:
-    """List the agents of a node; make and check folders.
+class RegistryCommands(CommandGroup):
+    """Show, index and upgrade a registry.json.
 
-    Example: a2a-fabric agents --capability summarize
+    Example: a2a-fabric registry show
     """
 
-
-class RegistryCommands(CommandGroup):
     rows: ClassVar = {
         "show": CommandRow("registry", "Show the agents, skills and routing of a registry.", "show_registry"),
         "index": CommandRow("registry", "Rebuild the index of skills.", "index_skills"),
@@ -120,14 +130,14 @@ class RegistryCommands(CommandGroup):
     }
 
 
-def _registry() -> None:
-    """Show, index and upgrade a registry.json.
+class MessageCommands(CommandGroup):
+    """Send, receive and acknowledge messages; publish to topics.
 
-    Example: a2a-fabric registry show
+    A message that is received and not acknowledged is delivered again.
+
+    Example: a2a-fabric messages send percy '{"note": "call me"}'
     """
 
-
-class MessageCommands(CommandGroup):
     default = "receive"
     rows: ClassVar = {
         "send": CommandRow("messages", "Put a message into an agent's inbox.", "send_message"),
@@ -142,16 +152,15 @@ class MessageCommands(CommandGroup):
     }
 
 
-def _messages() -> None:
-    """Send, receive and acknowledge messages; publish to topics.
+class StoreCommands(CommandGroup):
+    """Inspect, migrate, export and import the store.
 
-    A message that is received and not acknowledged is delivered again.
+    The store keeps jobs, registered agents and messages. These commands open it themselves: they need no node, and
+    a running node goes on.
 
-    Example: a2a-fabric messages send percy '{"note": "call me"}'
+    Example: a2a-fabric store status
     """
 
-
-class StoreCommands(CommandGroup):
     rows: ClassVar = {
         "status": CommandRow(
             "store", "Show what is in the store, and whether its schema is current.", "show_store_status"
@@ -162,17 +171,12 @@ class StoreCommands(CommandGroup):
     }
 
 
-def _store() -> None:
-    """Inspect, migrate, export and import the store.
+class ToolCommands(CommandGroup):
+    """List, disable and approve the tools of a node.
 
-    The store keeps jobs, registered agents and messages. These commands open it themselves: they need no node, and
-    a running node goes on.
-
-    Example: a2a-fabric store status
+    Example: a2a-fabric tools list --provider agent
     """
 
-
-class ToolCommands(CommandGroup):
     default = "list"
     rows: ClassVar = {
         "list": CommandRow("tools", "List the built-in tools, and the agents as tools.", "list_tools"),
@@ -183,14 +187,15 @@ class ToolCommands(CommandGroup):
     }
 
 
-def _tools() -> None:
-    """List, disable and approve the tools of a node.
+class KeyCommands(CommandGroup):
+    """Make, list, rotate and revoke keys of callers.
 
-    Example: a2a-fabric tools list --provider agent
+    The store keeps their hashes. These commands open it themselves: they need no node, and a running node notices at
+    once.
+
+    Example: a2a-fabric keys create reader --scope agent:percy
     """
 
-
-class KeyCommands(CommandGroup):
     default = "list"
     rows: ClassVar = {
         "create": CommandRow("keys", "Make a key for a caller.", "create_key"),
@@ -200,17 +205,14 @@ class KeyCommands(CommandGroup):
     }
 
 
-def _keys() -> None:
-    """Make, list, rotate and revoke keys of callers.
+class PassportCommands(CommandGroup):
+    """Issue, inspect, verify and revoke passports.
 
-    The store keeps their hashes. These commands open it themselves: they need no node, and a running node notices at
-    once.
+    A passport says which agent acts for which principal, with which scopes and until when. Its issuer signs it.
 
-    Example: a2a-fabric keys create reader --scope agent:percy
+    Example: a2a-fabric passport issue alice --scope agent:percy
     """
 
-
-class PassportCommands(CommandGroup):
     rows: ClassVar = {
         "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
         "issue": CommandRow("credentials", "Issue a passport for an agent.", "issue_new_passport"),
@@ -220,16 +222,14 @@ class PassportCommands(CommandGroup):
     }
 
 
-def _passport() -> None:
-    """Issue, inspect, verify and revoke passports.
+class MandateCommands(CommandGroup):
+    """Issue, narrow, prove, inspect, verify and revoke mandates.
 
-    A passport says which agent acts for which principal, with which scopes and until when. Its issuer signs it.
+    A mandate lets a delegate act for a principal. Each delegate may pass it on with less than it allows.
 
-    Example: a2a-fabric passport issue alice --scope agent:percy
+    Example: a2a-fabric mandate issue alice planner --issuer corp --scope agent:percy
     """
 
-
-class MandateCommands(CommandGroup):
     rows: ClassVar = {
         "keygen": CommandRow("credentials", "Make a key pair that signs passports and mandates.", "make_key"),
         "issue": CommandRow("credentials", "Issue a mandate for a delegate.", "issue_new_mandate"),
@@ -241,24 +241,7 @@ class MandateCommands(CommandGroup):
     }
 
 
-def _mandate() -> None:
-    """Issue, narrow, prove, inspect, verify and revoke mandates.
-
-    A mandate lets a delegate act for a principal. Each delegate may pass it on with less than it allows.
-
-    Example: a2a-fabric mandate issue alice planner --issuer corp --scope agent:percy
-    """
-
-
 class IdentityCommands(CommandGroup):
-    default = "show"
-    rows: ClassVar = {
-        "show": CommandRow("identity", "Show the public keys with which the node signs.", "show_identity"),
-        "rotate": CommandRow("identity", "Make a new key; the old one counts for a while.", "rotate_identity"),
-    }
-
-
-def _identity() -> None:
     """Show and rotate the key with which a node signs.
 
     It signs what it forwards to agents for which you ask for it, and receipts.
@@ -266,8 +249,21 @@ def _identity() -> None:
     Example: a2a-fabric identity show --json
     """
 
+    default = "show"
+    rows: ClassVar = {
+        "show": CommandRow("identity", "Show the public keys with which the node signs.", "show_identity"),
+        "rotate": CommandRow("identity", "Make a new key; the old one counts for a while.", "rotate_identity"),
+    }
+
 
 class PolicyCommands(CommandGroup):
+    """Try the rules of the policy.
+
+    They are in `policy` of fabric.yaml. No node has to run.
+
+    Example: a2a-fabric policy explain psk percy reason
+    """
+
     rows: ClassVar = {
         "explain": CommandRow(
             "policy", "Show whether a call would be allowed, and which rule decides.", "explain_call"
@@ -276,31 +272,20 @@ class PolicyCommands(CommandGroup):
     }
 
 
-def _policy() -> None:
-    """Try the rules of the policy.
-
-    They are in `policy` of fabric.yaml. No node has to run.
-
-    Example: a2a-fabric policy explain psk percy reason
-    """
-
-
 class ReceiptCommands(CommandGroup):
-    rows: ClassVar = {
-        "export": CommandRow("receipts", "Write the receipts of the store as JSON lines.", "export_receipts"),
-        "verify": CommandRow(
-            "receipts", "Check an export, offline, and name the first broken link.", "verify_receipts"
-        ),
-    }
-
-
-def _receipts() -> None:
     """Export and verify the signed receipts of calls.
 
     A node with `receipts: {enabled: true}` signs a receipt of each call. Each refers to the one before it.
 
     Example: a2a-fabric receipts verify receipts.jsonl --keys node.jwks.json
     """
+
+    rows: ClassVar = {
+        "export": CommandRow("receipts", "Write the receipts of the store as JSON lines.", "export_receipts"),
+        "verify": CommandRow(
+            "receipts", "Check an export, offline, and name the first broken link.", "verify_receipts"
+        ),
+    }
 
 
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
@@ -322,19 +307,17 @@ COMMANDS: dict[str, CommandRow] = {
     "ask": CommandRow("ask", "Ask in plain words: the agent that fits answers.", "ask_once"),
     "chat": CommandRow("ask", "Talk with the agents of a node, in one conversation.", "chat"),
     "run": CommandRow("run", "Run a task graph: work for several agents, as one job."),
-    "messages": CommandRow(
-        "program", "Send, receive and acknowledge messages; publish to topics.", "_messages", MessageCommands
-    ),
-    "jobs": CommandRow("program", "List, follow, answer, cancel and retry jobs.", "_jobs", JobCommands),
-    "agents": CommandRow("program", "List the agents of a node; make and check folders.", "_agents", AgentCommands),
-    "registry": CommandRow("program", "Show, index and upgrade a registry.json.", "_registry", RegistryCommands),
+    "messages": group_row(MessageCommands),
+    "jobs": group_row(JobCommands),
+    "agents": group_row(AgentCommands),
+    "registry": group_row(RegistryCommands),
     "search": CommandRow("agents", "Find agents for a task, the best first, and show why they match.", "search_agents"),
     "describe": CommandRow("agents", "Show everything about one agent.", "describe_agent"),
     "route": CommandRow("agents", "Show which agents would answer a call, in which order, and why.", "show_route"),
     "login": CommandRow("logins", "Sign in to an agent with your own account.", "log_in"),
     "logout": CommandRow("logins", "Remove your login at an agent.", "log_out"),
     "logins": CommandRow("logins", "List your logins at agents.", "list_logins"),
-    "tools": CommandRow("program", "List, disable and approve the tools of a node.", "_tools", ToolCommands),
+    "tools": group_row(ToolCommands),
     "log": CommandRow("log", "Show the last calls of a running node, and follow new ones.", "show_log"),
     "calls": CommandRow("calls", "List the recent calls of a node, or follow them.", "list_calls"),
     "trace": CommandRow("trace", "Show what happened in one call, as a waterfall.", "show_trace"),
@@ -346,17 +329,13 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "connect": CommandRow("connect", "Add this node to the configuration of an MCP client.", "connect_client"),
     "check": CommandRow("check", "Check the configuration and show what would run; opens no port."),
-    "keys": CommandRow("program", "Make, list, rotate and revoke keys of callers.", "_keys", KeyCommands),
-    "passport": CommandRow("program", "Issue, inspect, verify and revoke passports.", "_passport", PassportCommands),
-    "mandate": CommandRow(
-        "program", "Issue, narrow, prove, inspect, verify and revoke mandates.", "_mandate", MandateCommands
-    ),
-    "identity": CommandRow(
-        "program", "Show and rotate the key with which a node signs.", "_identity", IdentityCommands
-    ),
-    "policy": CommandRow("program", "Try the rules of the policy.", "_policy", PolicyCommands),
-    "receipts": CommandRow("program", "Export and verify the signed receipts of calls.", "_receipts", ReceiptCommands),
-    "store": CommandRow("program", "Inspect, migrate, export and import the store.", "_store", StoreCommands),
+    "keys": group_row(KeyCommands),
+    "passport": group_row(PassportCommands),
+    "mandate": group_row(MandateCommands),
+    "identity": group_row(IdentityCommands),
+    "policy": group_row(PolicyCommands),
+    "receipts": group_row(ReceiptCommands),
+    "store": group_row(StoreCommands),
     "schema": CommandRow("schema", "Print the JSON Schema of a configuration file."),
     "version": CommandRow("program", "Print the version.", "_version"),
 }
