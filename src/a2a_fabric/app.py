@@ -16,8 +16,10 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import msgspec
 
 from a2a_fabric import plugins
+from a2a_fabric.admin.setup import build_admin
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import DEFAULT_NODE_ID, Config, LimitSettings, read_environment, resolve_env
+from a2a_fabric.console.pages import ConsolePages
 from a2a_fabric.coordination.signals import SignalExchange
 from a2a_fabric.coordination.tasks import TaskTranslator
 from a2a_fabric.core.active_policy import ActivePolicy
@@ -173,6 +175,7 @@ class Fabric:
         self.active_policy = ActivePolicy(self.config.policy)
         self._guards = Guards([_build_guard(settings) for settings in self.config.guards])
         mesh_key = None if self.config.mesh is None else self.config.mesh.key
+        self._psk = psk
         self._continuation_seal = ContinuationSeal(mesh_key or self.config.auth.psk or psk)
         self._log_stream = log_stream
         self._descriptions = descriptions
@@ -223,6 +226,7 @@ class Fabric:
                     message_pruner,
                     self._stored_keys,
                     self._status.lag,
+                    self._admin.activity,
                 )
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
@@ -289,6 +293,22 @@ class Fabric:
             self._task_translator,
             self._signals,
             self.call_history,
+        )
+        self._admin = build_admin(
+            config,
+            gateway=self.gateway,
+            operations=self.operations,
+            registrar=registrar,
+            jobs=self.jobs,
+            store=self.store,
+            store_address=self.store_address,
+            sources=self._sources,
+            runtime_pool=self.runtime_pool,
+            health_monitor=self._health_monitor,
+            metrics=self.telemetry.metrics,
+            log=self.telemetry.log,
+            environ=self._environ,
+            psk=self._psk,
         )
         self._build_web(stack)
         self._observe_node()
@@ -379,7 +399,8 @@ class Fabric:
         trusted_nodes = build_trusted_nodes(config, resolver, self._base, stack, self.store)
         self._identify = trusted_nodes or resolver
         self.doors = [self._build_door(dict(table)) for table in config.doors]
-        stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
+        console = ConsolePages() if config.console.enabled else None
+        stops = [self._admin.stop, self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
         if self.call_history is not None:
             stops.append(self.call_history.stop)
         if self._peers is not None:
@@ -392,9 +413,14 @@ class Fabric:
             self._authentication.build_token_middleware(),
             self.node_health,
             [view.name for view in config.views],
-            [*LoginPages(self.logins, config.node_id).routes, make_jwks_route(self._node_keys.list_public)],
+            [
+                *LoginPages(self.logins, config.node_id).routes,
+                make_jwks_route(self._node_keys.list_public),
+                *(() if console is None else console.routes),
+            ],
             None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, config.limits.body_bytes).wrap,
             None if self._peers is None else self._peers.build_relay(self._find_agent, config.limits.body_bytes),
+            None if console is None else console.render_greeting,
         )
 
     def _observe_node(self) -> None:

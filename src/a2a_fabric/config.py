@@ -55,8 +55,8 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             description="What the key may do: `*`, `agent:ID`, `tool:ID`, `capability:NAME`, `message:ID`, "
             "`inbox:ID`, `topic:NAME`, `publish:NAME`, `subscribe:NAME`, `register:ID`, `register`, "
-            "`metrics`; a name may end with `*`. Its holder sees only what it may call. Unset: "
-            "everything. Empty: nothing."
+            "`metrics`, `console:view`, `console:operate`; a name may end with `*`. Its holder sees only what it may "
+            "call. Unset: everything but the console. Empty: nothing."
         ),
     ] = None
     trust: Annotated[TrustTier, Meta(description="Which trust tiers its holder reaches. `local` reaches all.")] = (
@@ -196,6 +196,19 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
 
 
+class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The web console at /console."""
+
+    enabled: Annotated[bool, Meta(description="Serve the console. The admin API stays, for the command line.")] = True
+    programs: Annotated[
+        bool | None,
+        Meta(
+            description="Let operators add agents that are programs, which then run on this machine. Unset: only while "
+            "the node listens on loopback and has no `public_url`."
+        ),
+    ] = None
+
+
 class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where jobs, registrations and messages are kept."""
 
@@ -319,6 +332,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True
+    console: ConsoleSettings = ConsoleSettings()
     doors: Annotated[
         tuple[dict[str, Any], ...],
         Meta(description="Which doors are open. `kind` chooses a door; the other keys are its own settings."),

@@ -14,7 +14,6 @@ import typer
 
 from a2a_fabric.cli.agents import AgentId
 from a2a_fabric.cli.connection import connect, run_request
-from a2a_fabric.cli.files import read_text, replace_text, report_write_errors
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.core.agent import Capability, Manifest
@@ -28,6 +27,7 @@ from a2a_fabric.federation.registry_file import REGISTRY_FILE
 from a2a_fabric.federation.repositories import RepoAddress, parse_repo
 from a2a_fabric.federation.scaffold import AgentType, build_files
 from a2a_fabric.federation.source import is_url
+from a2a_fabric.importing.files import read_text, replace_text, report_write_errors
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError
 

@@ -1,63 +1,18 @@
-"""Files of the user, which are replaced as a whole: configurations, and the address of the node that runs.
-
-A node or client that watches a file never reads a part of it."""
+"""The file with the address of the node that runs, for commands on the same machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from a2a_fabric.client.local_node import RunningNode, StateFolder
 from a2a_fabric.core.errors import ConfigError
-
-
-def read_text(path: Path) -> str | None:
-    """None if there is no such file. Raises ConfigError."""
-    try:
-        return path.read_bytes().decode("utf-8")  # line ends stay as they are
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-
-
-def replace_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Keep the permissions of a file that exists; `mode` is that of a new one. A symbolic link stays one.
-
-    Raises ConfigError, and then nothing has changed.
-    """
-    check_writable(path)
-    with report_write_errors(path):
-        path = path.resolve()
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.touch(mode=mode)
-        draft.write_bytes(text.encode())
-        if path.exists():
-            shutil.copymode(path, draft)
-        draft.replace(path)
-
-
-def check_writable(path: Path) -> None:
-    """A new file would replace one that its owner has made read-only. Raises ConfigError."""
-    with suppress(OSError):
-        if not path.stat().st_mode & stat.S_IWUSR:
-            raise ConfigError(f"{path}: the file is read-only. Nothing was changed; make it writable first")
-
-
-@contextmanager
-def report_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ConfigError that names the file."""
-    try:
-        yield
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be written: {exc.strerror}. Check the path and its permissions") from exc
+from a2a_fabric.importing.files import replace_text
 
 
 @contextmanager

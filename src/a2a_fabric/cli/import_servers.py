@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.mcp_check import CheckFailed, check_server, find_program, print_contents
 from a2a_fabric.cli.node_setup import AGENTS_FILE, ENV_FILE
 from a2a_fabric.cli.options import Json
@@ -18,6 +17,7 @@ from a2a_fabric.cli.program import NAME
 from a2a_fabric.config import read_environment
 from a2a_fabric.doors.mcp.tool_list import ToolListSettings
 from a2a_fabric.importing.agents_yaml import add_entries, unified_diff
+from a2a_fabric.importing.files import read_text, replace_text
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import ImportResult, build_entries, read_servers
 from a2a_fabric.registry.sources.files import read_manifests

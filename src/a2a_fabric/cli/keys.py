@@ -5,34 +5,34 @@ These commands open the store themselves: they need no node, and all nodes of th
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, TypeVar, get_args
 
 import typer
 
+from a2a_fabric.admin.keys import (
+    check_key_name,
+    check_key_scopes,
+    check_key_view,
+    find_current_key,
+    make_new_key,
+    render_key,
+)
 from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress, parse_duration
 from a2a_fabric.cli.output import format_age, print_json, print_line, remark, report_errors
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.cli.store import open_migrated, open_unchanged, resolve_store
 from a2a_fabric.cli.tables import print_table
-from a2a_fabric.config import Config
 from a2a_fabric.core.agent import TrustTier
-from a2a_fabric.core.errors import BadInput, Conflict
-from a2a_fabric.core.keys import KeyStore, NewKey, StoredKey
-from a2a_fabric.core.policy import SCOPE_KINDS, is_known_scope
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.keys import KeyStore, StoredKey
 from a2a_fabric.core.result import format_timestamp
-from a2a_fabric.identity.shared_keys import hash_key, make_key
-from a2a_fabric.registry.names import ALWAYS_RESERVED
+from a2a_fabric.identity.shared_keys import make_key
 
 T = TypeVar("T")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ID_PREFIX = "key-"
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The caller's name in logs, envelopes and policies.")]
 Lifetime = Annotated[
@@ -67,11 +67,11 @@ def create_key(
     seconds = None if lifetime is None else _parse_lifetime(lifetime)
     with report_errors(as_json=as_json):
         settings, address = resolve_store(config, store)
-        _check_name(name, settings)
-        _check_scopes(scopes or [])
-        _check_view(view, settings)
+        check_key_name(name, {key.id for key in settings.auth.keys})
+        check_key_scopes(scopes or [])
+        check_key_view(view, [each.name for each in settings.views])
         secret = make_key()
-        new = _make_new_key(name, secret, tuple(scopes or ()), _parse_trust(trust), view, seconds)
+        new = make_new_key(name, secret, tuple(scopes or ()), _parse_trust(trust), view, seconds)
         # A store that does not exist yet is made only where a node will find it.
         is_named = bool(store or config) or any(Path(each).is_file() for each in (CONFIG_FILE, AGENTS_FILE))
         added = _run(address, lambda keys: keys.add(new), may_create=is_named)
@@ -93,7 +93,7 @@ def list_keys(
         keys, now = _run(address, lambda keys: keys.list()), time.time()
     shown = [key for key in keys if ended or key.is_usable(now)]
     if as_json:
-        print_json({"keys": [_to_json(key, now) for key in shown], "count": len(shown)})
+        print_json({"keys": [render_key(key, now) for key in shown], "count": len(shown)})
     elif shown:
         columns = ("name", "id", "state", "scopes", "trust", "view", "expires", "last used")
         print_table(columns, [_to_row(key, now) for key in shown])
@@ -127,9 +127,9 @@ def rotate_key(
     secret = make_key()
 
     async def rotate(keys: KeyStore) -> StoredKey:
-        old = _find_current(await keys.list(), name)
+        old = find_current_key(await keys.list(), name)
         old_lifetime = None if old.expires_at is None else old.expires_at - old.created_at
-        new = _make_new_key(name, secret, old.scopes, old.trust, old.view, seconds or old_lifetime)
+        new = make_new_key(name, secret, old.scopes, old.trust, old.view, seconds or old_lifetime)
         return await keys.add(new, overlap=overlap_seconds)
 
     with report_errors(as_json=as_json):
@@ -157,7 +157,7 @@ def revoke_key(
         if not revoked:
             raise BadInput(f"There is no usable key '{name}'. List the keys with: {NAME} keys list")
     if as_json:
-        print_json({"ok": True, "revoked": [_to_json(key, time.time()) for key in revoked], "count": len(revoked)})
+        print_json({"ok": True, "revoked": [render_key(key, time.time()) for key in revoked], "count": len(revoked)})
     else:
         ids = ", ".join(key.key_id for key in revoked)
         print_line(f"Revoked {len(revoked)} {'key' if len(revoked) == 1 else 'keys'} of {revoked[0].name}: {ids}.")
@@ -169,58 +169,6 @@ def _run(address: str, work: Callable[[KeyStore], Awaitable[T]], *, may_create: 
             return await work(store.keys)
 
     return asyncio.run(run())
-
-
-def _make_new_key(
-    name: str, secret: str, scopes: tuple[str, ...], trust: TrustTier, view: str | None, lifetime: float | None
-) -> NewKey:
-    return NewKey(
-        key_id=_ID_PREFIX + secrets.token_hex(6),
-        name=name,
-        digest=hash_key(secret),
-        scopes=scopes,
-        trust=trust,
-        view=view,
-        lifetime=lifetime,
-    )
-
-
-def _find_current(keys: Sequence[StoredKey], name: str) -> StoredKey:
-    """The newest usable key of a name. Raises Conflict."""
-    usable = [key for key in keys if key.name == name and key.is_usable(time.time())]
-    if not usable:
-        raise Conflict(f"There is no usable key of '{name}'. Make one with: {NAME} keys create {name}")
-    return max(usable, key=lambda key: (not key.replaced, key.created_at))
-
-
-def _check_name(name: str, config: Config) -> None:
-    """Raises BadInput."""
-    if not _NAME.fullmatch(name) or name.startswith(_ID_PREFIX):
-        raise BadInput(
-            f"'{name[:64]}' cannot be the name of a caller: use letters, digits, '.', '_' and '-', at most 64, not "
-            f"beginning with '{_ID_PREFIX}'"
-        )
-    if name.lower() in ALWAYS_RESERVED:
-        raise BadInput(f"'{name}' is a name that the node uses itself. Choose another one")
-    if any(key.id == name for key in config.auth.keys):
-        raise BadInput(f"'{name}' has a key in the configuration (auth.keys). Choose another name, or remove that one")
-
-
-def _check_scopes(scopes: Sequence[str]) -> None:
-    """Raises BadInput."""
-    if not scopes:
-        raise BadInput("Say what the key may do with --scope: agent:ID, capability:NAME, …, or * for everything")
-    for scope in scopes:
-        if not is_known_scope(scope) or " " in scope:
-            kinds = ", ".join(f"{kind}:NAME" for kind in SCOPE_KINDS)
-            raise BadInput(f"'{scope[:64]}' is not a scope; use *, metrics, register, or {kinds}")
-
-
-def _check_view(view: str | None, config: Config) -> None:
-    """Raises BadInput."""
-    names = [each.name for each in config.views]
-    if view is not None and view not in names:
-        raise BadInput(f"The configuration has no view '{view[:64]}'. Its views are: {', '.join(names) or 'none'}")
 
 
 def _parse_trust(text: str) -> TrustTier:
@@ -240,25 +188,11 @@ def _parse_lifetime(text: str) -> float:
 
 def _show_new_key(key: StoredKey, secret: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"ok": True, "key": secret, **_to_json(key, key.created_at)})
+        print_json({"ok": True, "key": secret, **render_key(key, key.created_at)})
         return
     ends = "does not expire" if key.expires_at is None else f"expires {format_timestamp(key.expires_at)}"
     remark(f"The key of {key.name} ({key.key_id}) {ends}. It is shown only now, so save it:")
     print_line(secret)
-
-
-def _to_json(key: StoredKey, now: float) -> dict[str, Any]:
-    return {
-        "name": key.name,
-        "key_id": key.key_id,
-        "state": key.describe_state(now),
-        "scopes": list(key.scopes),
-        "trust": key.trust,
-        "view": key.view,
-        "created_at": format_timestamp(key.created_at),
-        "expires_at": None if key.expires_at is None else format_timestamp(key.expires_at),
-        "last_used_at": None if key.last_used_at is None else format_timestamp(key.last_used_at),
-    }
 
 
 def _to_row(key: StoredKey, now: float) -> tuple[str, ...]:

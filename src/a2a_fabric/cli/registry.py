@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from a2a_fabric.cli.federation import read_skills
-from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.options import Json
 from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, report_errors
 from a2a_fabric.cli.tables import print_table
@@ -21,6 +20,7 @@ from a2a_fabric.federation.edit import parse_registry, rebuild_index, upgrade
 from a2a_fabric.federation.registry_file import REFERENCE_FILE, REGISTRY_FILE
 from a2a_fabric.federation.settings import FederationSettings, GitSettings
 from a2a_fabric.federation.source import FederationSource, is_url
+from a2a_fabric.importing.files import read_text, replace_text
 from a2a_fabric.outbound.client import OutboundClient
 
 RegistryPath = Annotated[

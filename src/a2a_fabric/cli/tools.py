@@ -13,7 +13,6 @@ import typer
 
 from a2a_fabric.cli.agents import AgentId
 from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
-from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.node_setup import plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url, Wide
 from a2a_fabric.cli.output import clip_text, print_json, print_line, remark, report_errors
@@ -23,6 +22,7 @@ from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, suggest_for_pattern
 from a2a_fabric.importing.agents_yaml import set_excluded_tools
+from a2a_fabric.importing.files import read_text, replace_text
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.registry.tool_choice import is_listed, matches_any
 

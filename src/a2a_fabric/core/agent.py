@@ -256,6 +256,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "back until it is approved. Unset: as the node's `pin_tools` says."
         ),
     ] = None
+    enabled: Annotated[
+        bool, Meta(description="`false` switches the agent off: it is neither listed nor called nor probed.")
+    ] = True
     display_name: Annotated[str, Meta(description="Name for people.")] = ""
     description: Annotated[str, Meta(description="What it is for.")] = ""
     version: Annotated[str, Meta(description="The agent's own version.")] = ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -41,7 +41,9 @@ ALL_SCOPES = "*"
 METRICS_SCOPE = "metrics"
 REGISTER_SCOPE = "register"
 # The part of a scope before the colon.
-SCOPE_KINDS = ("agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox", "topic", "publish", "subscribe")
+SCOPE_KINDS = (
+    "agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox", "topic", "publish", "subscribe", "console",
+)  # fmt: skip
 # Scopes without a name. Other kinds need one: tokens of other issuers use such words for their own ends.
 _NAMELESS_SCOPES = (METRICS_SCOPE, REGISTER_SCOPE)
 _COVERING_KINDS = {"publish": ("publish", "topic"), "subscribe": ("subscribe", "topic")}
@@ -488,6 +490,42 @@ def acts_as_operator(principal: Principal) -> bool:
 def administers(principal: Principal) -> bool:
     """The operator, who sees everything; not while narrowed to a view."""
     return acts_as_operator(principal) and principal.views is msgspec.UNSET
+
+
+ConsoleRole = Literal["viewer", "operator"]
+VIEWER_SCOPE, OPERATOR_SCOPE = "console:view", "console:operate"
+
+
+def find_console_role(principal: Principal) -> ConsoleRole | None:
+    """What the caller may do in the console and the admin API: look, or also change things.
+
+    The operator may do everything. Other callers need a scope that names the console: `*` is about agents. Whatever a
+    token says, its holder only looks: no issuer makes a caller the operator.
+    """
+    if administers(principal):
+        return "operator"
+    limits = _limits(principal)
+    if principal.trust != "local" or principal.views or not limits:
+        return None
+    names = set.intersection(*({"view", "operate"} & limit.names.get("console", frozenset()) for limit in limits))
+    if "operate" in names and principal.mode == "psk":
+        return "operator"
+    return "viewer" if names else None
+
+
+def check_console_role(principal: Principal, role: ConsoleRole) -> None:
+    """Raises Forbidden."""
+    found = find_console_role(principal)
+    if found is None:
+        raise OutOfScope(
+            f"These credentials may not open the console. Use the node's own key, or one with the scope {VIEWER_SCOPE}",
+            VIEWER_SCOPE,
+        )
+    if role == "operator" and found != "operator":
+        raise OutOfScope(
+            f"Viewers may not change anything. Use the node's own key, or one with the scope {OPERATOR_SCOPE}",
+            OPERATOR_SCOPE,
+        )
 
 
 def reveal_to_operator(error: FabricError, principal: Principal) -> None:

@@ -55,6 +55,37 @@ def set_excluded_tools(text: str, agent_id: str, patterns: Sequence[str], name: 
     )
 
 
+def set_enabled(text: str, agent_id: str, *, enabled: bool, name: str) -> str:
+    """The text with `enabled` of an agent as given. Raises ConfigError if it cannot be changed safely."""
+    expected = [_with_enabled(entry, agent_id, enabled) for entry in _list_entries(YAMLFile(name, text).value)]
+    listed = _find_agents_node(yaml.compose(text, Loader=yaml.SafeLoader))
+    written = "true" if enabled else "false"
+    for entry in getattr(listed, "value", None) or ():
+        fields = {key.value: (key, value) for key, value in entry.value} if isinstance(entry, yaml.MappingNode) else {}
+        if "agent_id" not in fields or fields["agent_id"][1].value != agent_id:
+            continue
+        if "enabled" in fields:
+            value = fields["enabled"][1]
+            after = f"{text[: value.start_mark.index]}{written}{text[value.end_mark.index :]}"
+        else:
+            after = text if enabled else _add_key(text, entry, f"enabled: {written}")
+        with suppress(ConfigError):  # raised if it is no longer YAML
+            entries = _list_entries(YAMLFile(name, after).value)
+            if [_with_enabled(each, agent_id, None) for each in entries] == expected:
+                return after
+    raise ConfigError(
+        f"{name}: the entry of agent '{agent_id}' is written in a form that cannot be changed safely; "
+        f"write `enabled: {written}` there yourself"
+    )
+
+
+def _with_enabled(entry: Any, agent_id: str, enabled: bool | None) -> Any:
+    """With the value as given, or as it is; written out, since none means true."""
+    if not isinstance(entry, dict) or entry.get("agent_id") != agent_id:
+        return entry
+    return {**entry, "enabled": entry.get("enabled", True) if enabled is None else enabled}
+
+
 def _with_excluded(entry: Any, agent_id: str, patterns: Sequence[str]) -> Any:
     if isinstance(entry, dict) and entry.get("agent_id") == agent_id:
         entry = {**entry, "tools": {**(entry.get("tools") or {}), "exclude": list(patterns)}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -80,6 +80,14 @@ class Operations:
             *HistoryOperations(history, jobs.waiting_requests).all(),
         )
         self._by_name: dict[str, Operation[Any]] = {op.name: op for op in (*self._listed, *by_people)}
+
+    def add_unlisted(self, operations: Iterable[Operation[Any]]) -> None:
+        """Operations that can be called by name and are no tools."""
+        self._by_name |= {operation.name: operation for operation in operations}
+
+    def list_named(self, prefix: str) -> list[Operation[Any]]:
+        """Those whose name begins so, whether they are listed or not."""
+        return [operation for name, operation in self._by_name.items() if name.startswith(prefix)]
 
     def __iter__(self) -> Iterator[Operation[Any]]:
         """The operations that are listed as tools."""

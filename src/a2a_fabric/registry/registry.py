@@ -123,6 +123,7 @@ class Registry:
         self.changes = RegistryChanges()
         self.errors: dict[str, str] = {}
         self.word_routing = WordRouting()  # of all sources, the earlier before the later
+        self._switched_off: dict[str, dict[str, Manifest]] = {}
         self._left_out: dict[str, Mapping[str, str]] = {}  # by source: agents that could not be read, and why
         self._sources = sources
         self._tools = tuple(tools)
@@ -176,7 +177,15 @@ class Registry:
             if isinstance(source, RoutesByWords):
                 blocks = (each.word_routing for each in self._sources if isinstance(each, RoutesByWords))
                 self.word_routing = merge_word_routing(blocks)
+            self._switched_off[source.name] = {each.agent_id: each for each in manifests if not each.enabled}
+            if self._switched_off[source.name]:
+                manifests = [each for each in manifests if each.enabled]
             await self._apply_source(source.name, _index_manifests(manifests))
+
+    @property
+    def switched_off(self) -> dict[str, Manifest]:
+        """Agents that are declared with `enabled: false`."""
+        return {key: manifest for manifests in self._switched_off.values() for key, manifest in manifests.items()}
 
     def _record_problems(self, name: str, problems: Mapping[str, str]) -> None:
         before = self._left_out.get(name, {})

@@ -29,7 +29,7 @@ from a2a_fabric.core.limits import DEFAULT_SHARE, Share
 from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.retry import CLOSED_BREAKER, BreakerPolicy
+from a2a_fabric.core.retry import CLOSED_BREAKER, Breaker, BreakerPolicy
 from a2a_fabric.core.routing import may_try_next
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
@@ -265,6 +265,11 @@ class RuntimePool:
         counts = {state: states.count(state) for state in ("closed", "open", "trial")}
         not_closed = compress(self._live_runtimes, map("closed".__ne__, states))
         return counts, list(islice(not_closed, _MAX_NAMED))
+
+    def find_breaker(self, agent_id: str) -> Breaker | None:
+        """None for an agent that was not called yet."""
+        live_runtime = self._live_runtimes.get(agent_id)
+        return None if live_runtime is None else live_runtime.gate.breaker
 
     def find_runtime(self, agent_id: str) -> Runtime | None:
         """The live runtime, if there is one; this does not build it."""

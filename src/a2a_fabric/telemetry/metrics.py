@@ -104,6 +104,16 @@ class Metrics:
             key = (*(OTHER for _ in key[:-1]), key[-1])
         table[key] = table.get(key, 0) + 1
 
+    async def sum_by_target(self) -> dict[str, tuple[int, int, float]]:
+        """Calls, failed calls and seconds in all, for each agent and tool that was called."""
+        sums: dict[str, tuple[int, int, float]] = {}
+        async for rows in iterate_in_slices(list(self._calls.items())):
+            for (_, target, _, error_code), tally in rows:
+                calls, errors, seconds = sums.get(target, (0, 0, 0.0))
+                failed = tally.count if error_code else 0
+                sums[target] = calls + tally.count, errors + failed, seconds + tally.seconds
+        return sums
+
     @property
     def row_count(self) -> int:
         return len(self._calls) + len(self._retries) + len(self._fallbacks) + len(self._status_changes)

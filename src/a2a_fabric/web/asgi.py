@@ -1,6 +1,6 @@
 """One ASGI application for all doors: hot paths first, then Starlette's router, and JSON errors for the rest.
 
-It has four routes of its own. `GET /` describes the node.
+It has four routes of its own. `GET /` describes the node, and greets a browser with a page.
 
 `GET /readyz` tells load balancers and orchestrators whether to send requests to this node, and `GET /livez` that its
 process answers (`core/node_health.py`).
@@ -118,10 +118,13 @@ class WebApp:
         pages: Sequence[BaseRoute] = (),
         check_identities: Callable[[ASGIApp], ASGIApp] | None = None,
         hand_over: Callable[[ASGIApp], ASGIApp] | None = None,
+        render_greeting: Callable[[], Response] | None = None,
     ) -> None:
         """`check_identities` wraps what is served by a node that trusts the signed identities of others, `hand_over`
         what is served by one of several processes: requests that belong to another go there, before anything else.
+        `render_greeting` makes the page that a browser gets at `/`; everyone else gets JSON.
         """
+        self._render_greeting = render_greeting
         self._check_identities = check_identities
         self._hand_over = hand_over
         self._doors = doors
@@ -130,7 +133,7 @@ class WebApp:
         self.health = health or NodeHealth()
         self._callbacks = callbacks or Callbacks()
         self._routes: list[BaseRoute] = [
-            Route("/", _serve_front_page, methods=["GET"]),
+            Route("/", self._serve_front_page, methods=["GET"]),
             *make_health_routes(self.health),
             *pages,
             *(route for door in doors for route in door.routes),
@@ -184,6 +187,13 @@ class WebApp:
             await self._default_app(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._websockets.get(scope["path"], _reject_websocket)(scope, receive, send)
+
+    async def _serve_front_page(self, request: Request) -> Response:
+        if self._render_greeting is not None and "text/html" in request.headers.get("accept", ""):
+            return self._render_greeting()
+        response = _describe_node(request)
+        response.headers["vary"] = "accept"
+        return response
 
     async def _route(self, scope: Any, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes Starlette raise for 404 and 405 instead of answering in plain text
@@ -318,7 +328,7 @@ def encode_error(code: str, message: str, trace: Trace | None = None) -> bytes:
     return msgspec.json.encode(body)
 
 
-async def _serve_front_page(request: Request) -> Response:
+def _describe_node(request: Request) -> Response:
     base = str(request.base_url).rstrip("/")
     body = {
         "name": "a2a-fabric",

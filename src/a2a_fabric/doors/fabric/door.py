@@ -13,7 +13,7 @@ from msgspec import Meta
 from starlette.routing import Route
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, StoreError
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, StoreError, UnknownOperation
 from a2a_fabric.core.node_health import is_well
 from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.ports import DoorPlugin
@@ -36,6 +36,7 @@ from a2a_fabric.version import PROTOCOL_VERSION, __version__
 # Errors that are a 200 with `ok: false` at `/mcp/call`.
 _HTTP_STATUS: dict[type[FabricError], int] = {AgentNotFound: 404, Conflict: 409, StoreError: 503}
 _HEALTH_PATH, _METRICS_PATHS, _REGISTER_PATH = "/health", ("/metrics", "/mcp/metrics"), "/mcp/register_agent"
+_ADMIN_PATH, _ADMIN_PREFIX = "/admin/v1/", "fabric.admin."
 _UNLOGGED_PATHS = frozenset({_HEALTH_PATH, LOG_PATH, *_METRICS_PATHS})  # unless they fail
 _OPERATION_PATHS = {
     "/mcp/health": "fabric.health",
@@ -113,6 +114,7 @@ class FabricHttpEndpoints:
             Route(_REGISTER_PATH, self._build_endpoint(self._register_agent, "POST")),
             Route(LOG_PATH, self._build_endpoint(self._read_log, "GET")),
             Route(TOOLS_PATH, self._build_endpoint(self._list_changes, "GET")),
+            Route(f"{_ADMIN_PATH}{{name}}", self._build_endpoint(self._administer, "POST")),
             Route(APPROVE_PATH, self._build_endpoint(self._approve_tools, "POST")),
         ]
 
@@ -149,6 +151,18 @@ class FabricHttpEndpoints:
 
     async def _read_log(self, cycle: FabricPageCycle) -> HttpReply:
         return await self.operator.read_log(cycle.principal, cycle.scope.get("query_string", b""))
+
+    async def _administer(self, cycle: FabricPageCycle) -> HttpReply:
+        """An operation for operators. Those that only read leave no line in the log: the console asks all the time."""
+        name = _ADMIN_PREFIX + cycle.scope["path_params"]["name"]
+        operations = {each.name: each for each in self._context.operations.list_named(_ADMIN_PREFIX)}
+        if name not in operations:
+            raise UnknownOperation(name, operations)
+        result = await cycle.run_operation(name, cycle.decode_body() if cycle.body.strip() else {})
+        cycle.is_call = operations[name].read_only
+        return HttpReply(
+            body=encode_reply(result, cycle.trace, flatten=False), headers=[(b"cache-control", b"no-store")]
+        )
 
     async def _list_changes(self, cycle: FabricPageCycle) -> HttpReply:
         return await self.operator.list_changes(cycle.principal, cycle.scope.get("query_string", b""))

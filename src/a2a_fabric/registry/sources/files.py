@@ -22,21 +22,21 @@ _POLL_INTERVAL = 0.25
 class AgentsFile:
     def __init__(self, path: Path, *, optional: bool = False) -> None:
         self.name = str(path)
-        self._path = path
+        self.path = path
         self._optional = optional  # a default file may be missing
         self._last_stamp: tuple[int, int, int] | None = None
         self._manifests: dict[str, Manifest] = {}
 
     async def load(self) -> list[Manifest]:
         self._last_stamp = self._read_stamp()  # before reading: an edit meanwhile is noticed
-        if self._optional and not self._path.exists():
+        if self._optional and not self.path.exists():
             return []
         self._manifests = await asyncio.to_thread(self._read, self._manifests)
         return list(self._manifests.values())
 
     def _read(self, previous: dict[str, Manifest]) -> dict[str, Manifest]:
         """The manifests by id. An entry that did not change stays the same object, so that it costs no more work."""
-        manifests = {manifest.agent_id: manifest for manifest in read_manifests(self._path)}
+        manifests = {manifest.agent_id: manifest for manifest in read_manifests(self.path)}
         for agent_id, manifest in manifests.items():
             known = previous.get(agent_id)
             if known is not None and known == manifest:
@@ -53,7 +53,7 @@ class AgentsFile:
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
         try:
-            file_stat = self._path.stat()
+            file_stat = self.path.stat()
         except OSError:
             return None
         return file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino

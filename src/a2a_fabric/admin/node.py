@@ -1,0 +1,372 @@
+"""A running node as its operators see it: overview, agents, jobs and messages of all callers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from a2a_fabric.admin.activity import Activity
+from a2a_fabric.admin.agent_files import AgentFiles
+from a2a_fabric.config import Config
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.errors import AgentNotFound, FabricError, StoreError
+from a2a_fabric.core.job import Job, JobFilter, JobState, is_final_state
+from a2a_fabric.core.keys import KeyStore
+from a2a_fabric.core.message import Message, inbox_name
+from a2a_fabric.core.policy import acts_as_operator, redact_health_reason
+from a2a_fabric.core.result import Answer
+from a2a_fabric.core.retry import Breaker
+from a2a_fabric.core.stores import Store, call_store, job_topic
+from a2a_fabric.core.tasks import iterate_in_slices
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.importing.secrets import References
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.views import render_job, render_request
+from a2a_fabric.messages.messages import MESSAGE_META
+from a2a_fabric.operations.agents import render_health
+from a2a_fabric.operations.views import flag_changed_tools, render_agent, render_health_check, render_registration
+from a2a_fabric.registry.registration import Registrar
+from a2a_fabric.version import __version__
+
+_STORE_TIMEOUT = 3.0
+_MAX_PROBLEMS = 50
+_MAX_CHECKS = 2000
+_RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
+
+
+class RecentLog(Protocol):
+    start_id: str
+
+    def read_after(self, position: int) -> tuple[list[bytes], int]: ...
+
+
+@dataclass(kw_only=True)
+class Node:
+    """What the operations of operators work with. `secrets` are never shown, wherever they turn up."""
+
+    config: Config
+    gateway: Gateway
+    registrar: Registrar
+    jobs: Jobs
+    store: Store
+    store_address: str
+    files: AgentFiles
+    activity: Activity
+    log: RecentLog
+    find_breaker: Callable[[str], Breaker | None]
+    probe_soon: Callable[[str], None]
+    reload_file: Callable[[Path], Awaitable[None]]
+    list_warnings: Callable[[], list[str]]
+    secrets: Collection[str] = ()
+    is_stopping: bool = False
+    _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # status of each agent, and since when
+
+    @property
+    def keys(self) -> KeyStore:
+        return self.store.keys
+
+    def stop(self) -> None:
+        """Answer those who wait for news; the node would wait for them."""
+        self.is_stopping = True
+
+    def record_status(self, agent_id: str, status: str) -> None:
+        """Called at every change of an agent's status."""
+        self._since[agent_id] = status, time.time()
+
+    async def show_overview(self, reader: Principal) -> dict[str, Any]:
+        registry = self.gateway.registry
+        health = await render_health(self.gateway, reader)
+        off = registry.switched_off
+        return {
+            "node_id": self.gateway.node_id,
+            "version": __version__,
+            "now": time.time(),
+            "started_at": self.gateway.started_at,
+            "listen": self.config.listen,
+            "public_url": self.config.public_url,
+            "store": await self._show_store(),
+            "agents": {**health["runtimes"], "total": len(registry.catalog.agents), "off": len(off)},
+            "tools": len(registry.catalog.tools),
+            "nodes": await self._count_nodes(),
+            "activity": self.activity.render(),
+            "problems": self._list_problems(reader, health),
+            "failing": health["agents"]["errors"],
+            "doors": [str(table.get("kind")) for table in self.config.doors],
+            "issuers": [issuer.id for issuer in self.config.auth.issuers],
+            "can_add": self.files.can_add,
+            "can_add_programs": self.files.may_run_programs,
+            "revision": registry.changes.revision,
+        }
+
+    async def list_agents(self, reader: Principal, known: str | None) -> dict[str, Any]:
+        """Short rows of all agents, unless nothing has changed since `known`."""
+        registry = self.gateway.registry
+        stamp = f"{registry.changes.revision}-{registry.health.epoch}-{len(registry.switched_off)}"
+        if known == stamp:
+            return {"stamp": stamp, "unchanged": True}
+        rows: list[dict[str, Any]] = []
+        async for manifests in iterate_in_slices(registry.catalog.agents):
+            rows += [self._render_row(manifest, reader) for manifest in manifests]
+        for manifest in registry.switched_off.values():
+            if registry.catalog.get(manifest.agent_id) is None:
+                rows.append({**_render_facts(manifest, manifest.runtime), "status": "off"})
+        rows.sort(key=lambda row: row["agent_id"])
+        return {"stamp": stamp, "agents": rows, "count": len(rows)}
+
+    async def show_live(self, reader: Principal, agent_ids: Sequence[str]) -> dict[str, Any]:
+        """What changes from moment to moment, of the agents that are on the screen."""
+        return {"agents": {agent_id: self._render_live(agent_id, reader) for agent_id in agent_ids}}
+
+    async def show_agent(self, reader: Principal, agent_id: str, hours: float) -> dict[str, Any]:
+        registry = self.gateway.registry
+        manifest = registry.catalog.get(agent_id)
+        entry = await self.files.find_entry(agent_id)
+        if manifest is None and agent_id in registry.switched_off:
+            return {"agent": self._render_switched_off(agent_id), "editable": entry is not None}
+        if manifest is None or manifest.is_tool:
+            raise AgentNotFound(agent_id, [each.agent_id for each in registry.catalog.agents])
+        details = render_agent(manifest, registry.health.get(agent_id), reader, registry.find_runtime_kind(manifest))
+        report = registry.describe_tools(agent_id)
+        flag_changed_tools(details, report)
+        registration = await self.registrar.find_registration(agent_id)
+        if registration is not None:
+            details["registration"] = render_registration(registration)
+        uptime, checks = await self.registrar.read_history(agent_id, hours * 3600, _MAX_CHECKS)
+        declared = None if entry is None else entry[1]
+        choice = None if declared is None else declared.tools
+        return {
+            "agent": details,
+            "live": self._render_live(agent_id, reader),
+            "uptime": {"observed_seconds": uptime.observed, "up_seconds": uptime.up, "ratio": uptime.ratio},
+            "checks": [render_health_check(check, reader) for check in checks],
+            "manifest": _render_manifest(declared) if declared is not None and acts_as_operator(reader) else None,
+            "path": str(entry[0]) if entry is not None and acts_as_operator(reader) else None,
+            "excluded": list(choice.exclude) if choice is not None else [],
+            "changes": [msgspec.to_builtins(change) for change in report.changes],
+            "marks": list(report.marks),
+            "editable": entry is not None,
+        }
+
+    async def probe(self, agent_id: str) -> dict[str, Any]:
+        if self.gateway.registry.catalog.get(agent_id) is None:
+            raise AgentNotFound(agent_id, [each.agent_id for each in self.gateway.registry.catalog.agents])
+        self.probe_soon(agent_id)
+        return {"agent_id": agent_id, "probing": True}
+
+    async def reload_agents(self, path: Path) -> None:
+        """Take the changed file over now, so that the reply is true."""
+        await self.reload_file(path)
+
+    async def list_jobs(
+        self, states: Sequence[JobState], agent_id: str | None, cursor: str | None, limit: int
+    ) -> dict[str, Any]:
+        query = JobFilter(agent_id=agent_id, states=tuple(states) or None)
+        page = await self.jobs.list_internal(query, cursor=cursor, limit=limit)
+        status = await call_store(self.store.status)
+        jobs = [{**render_job(job), "owner": job.owner, "internal": job.meta.get("kind")} for job in page.jobs]
+        return {"jobs": jobs, "cursor": page.cursor, "counts": status.jobs}
+
+    async def show_job(self, reader: Principal, job_id: str, after: int, wait: float) -> dict[str, Any]:
+        """The job, and its events after a number; waits for one if there is none and the job goes on."""
+        job = await self.jobs.get_any(job_id)
+        page = await call_store(self.store.jobs.events, job_id, after=after)
+        if not page.events and wait > 0 and not is_final_state(page.state) and not self.is_stopping:
+            with self.store.notices.watch(job_topic(job_id)) as handle:
+                await handle.wait(wait)
+            job = await self.jobs.get_any(job_id)
+            page = await call_store(self.store.jobs.events, job_id, after=after)
+        events = [
+            {"number": each.number, "at": each.at, "event": each.event.kind, "data": each.event.data}
+            for each in page.events
+        ]
+        result = None if job.result is None else {"data": job.result.data, "parts": job.result.parts}
+        return {
+            "job": {**render_job(job), **render_request(job), "owner": job.owner, "result": result},
+            "events": events,
+            "upto": page.upto,
+            "complete": page.is_complete,
+        }
+
+    async def cancel_job(self, job_id: str) -> dict[str, Any]:
+        job = await self.jobs.get_any(job_id)
+        return render_job(await self.jobs.cancel(_act_as_owner(job), job_id))
+
+    async def retry_job(self, job_id: str) -> dict[str, Any]:
+        job = await self.jobs.get_any(job_id)
+        return render_job(await self.jobs.retry(_act_as_owner(job), job_id))
+
+    async def answer_job(self, job_id: str, answers: dict[str, Answer]) -> dict[str, Any]:
+        job = await self.jobs.get_any(job_id)
+        return render_job(await self.jobs.answer(_act_as_owner(job), job_id, answers))
+
+    async def list_views(self) -> dict[str, Any]:
+        catalog = self.gateway.registry.catalog
+        views: list[dict[str, Any]] = []
+        for view in self.config.views:
+            included: list[str] = []
+            tools = 0
+            async for manifests in iterate_in_slices([*catalog.agents, *catalog.tools]):
+                for manifest in manifests:
+                    count = sum(view.includes(manifest, each.name) for each in manifest.capabilities)
+                    if count or (not manifest.capabilities and view.may_include(manifest)):
+                        included.append(manifest.agent_id)
+                        tools += count
+            rules = {key: value for key, value in msgspec.to_builtins(view).items() if value and key != "name"}
+            views.append({"name": view.name, "rules": rules, "agents": included[:200], "agent_count": len(included),
+                          "tool_count": tools})  # fmt: skip
+        return {"views": views}
+
+    async def show_messages(self, conversation_id: str | None, inbox: str | None) -> dict[str, Any]:
+        messages = self.store.messages
+        if conversation_id is not None:
+            page = await call_store(messages.read_conversation, conversation_id, limit=200)
+            return {"conversation_id": conversation_id, "messages": [_render_message(each) for each in page]}
+        if inbox is not None:
+            statuses = [await call_store(messages.status, inbox_name(inbox, kind)) for kind in ("agent", "client")]
+            return {"inboxes": [msgspec.to_builtins(each) for each in statuses]}
+        topics = await call_store(messages.list_topics, limit=200)
+        ids = [each.agent_id for each in self.gateway.registry.catalog.agents[:200]]
+        statuses = [await call_store(messages.status, inbox_name(agent_id)) for agent_id in ids]
+        busy = [msgspec.to_builtins(each) for each in statuses if each.waiting or each.held]
+        return {
+            "topics": [{"topic": name, "subscribers": count} for name, count in topics],
+            "inboxes": busy,
+            "conversations": await self._list_conversations(),
+        }
+
+    async def _list_conversations(self) -> list[dict[str, Any]]:
+        """Those of the latest deliveries, newest first: each delivery of a message is a job."""
+        page = await self.jobs.list_internal(JobFilter(), limit=_RECENT_JOBS)
+        found: dict[str, dict[str, Any]] = {}
+        for job in page.jobs:
+            message_id = job.meta.get(MESSAGE_META)
+            if message_id is None or len(found) >= _MAX_CONVERSATIONS:
+                continue
+            message = await call_store(self.store.messages.get, str(message_id))
+            if message is not None and message.conversation_id not in found:
+                words = next((part.text for part in message.parts if part.text), "")
+                found[message.conversation_id] = {
+                    "conversation_id": message.conversation_id,
+                    "agent_id": job.agent_id,
+                    "from": message.sender.id,
+                    "text": words[:200],
+                    "at": message.sent_at,
+                }
+        return list(found.values())
+
+    async def _show_store(self) -> dict[str, Any]:
+        began_at = time.perf_counter()
+        kind = self.store_address.partition(":")[0]
+        try:
+            async with asyncio.timeout(_STORE_TIMEOUT):
+                status = await call_store(self.store.status)
+        except (StoreError, TimeoutError) as exc:
+            reason = exc.message if isinstance(exc, StoreError) else f"no answer within {_STORE_TIMEOUT:g} s"
+            return {"kind": kind, "state": "down", "error": reason}
+        return {
+            "kind": status.kind,
+            "state": "ok",
+            "latency_ms": round((time.perf_counter() - began_at) * 1000, 2),
+            "jobs": status.jobs,
+            "messages": status.messages,
+            "bytes": status.bytes,
+        }
+
+    async def _count_nodes(self) -> list[dict[str, Any]]:
+        """The machines and nodes behind which the agents are."""
+        nodes: dict[str, dict[str, int]] = {}
+        async for manifests in iterate_in_slices(self.gateway.registry.catalog.agents):
+            for manifest in manifests:
+                counts = nodes.setdefault(manifest.node_id, {"agents": 0, "offline": 0})
+                counts["agents"] += 1
+                counts["offline"] += self.gateway.registry.health.get(manifest.agent_id).status == "offline"
+        return [{"node_id": name, **counts} for name, counts in sorted(nodes.items())][:_MAX_PROBLEMS]
+
+    def _list_problems(self, reader: Principal, health: Mapping[str, Any]) -> list[dict[str, str]]:
+        """What is hidden or misconfigured, one sentence each."""
+        problems = [{"kind": "source", "where": where, "text": text} for where, text in health["problems"].items()]
+        if acts_as_operator(reader):
+            problems += [{"kind": "setting", "where": "fabric.yaml", "text": text} for text in self.list_warnings()]
+            notices = self.gateway.list_notices(reader)
+            problems += [{"kind": "notice", "where": "tools", "text": text} for text in notices]
+        return problems[:_MAX_PROBLEMS]
+
+    def _render_row(self, manifest: Manifest, reader: Principal) -> dict[str, Any]:
+        registry = self.gateway.registry
+        health = registry.health.get(manifest.agent_id)
+        row = {**_render_facts(manifest, registry.find_runtime_kind(manifest)), "status": health.status}
+        if health.error is not None:
+            row["error"] = redact_health_reason(health, reader)
+        since = self._since.get(manifest.agent_id)
+        if since is not None and health.status != "online":
+            row["since"] = since[1]
+        return row
+
+    def _render_live(self, agent_id: str, reader: Principal) -> dict[str, Any]:
+        health, breaker = self.gateway.registry.health.get(agent_id), self.find_breaker(agent_id)
+        return {
+            **self.activity.render_agent(agent_id),
+            "status": health.status,
+            "latency_ms": None if health.latency is None else round(health.latency * 1000, 2),
+            "seen_at": health.seen_at,
+            "error": redact_health_reason(health, reader),
+            "since": self._since.get(agent_id, (None, None))[1],
+            "breaker": "closed" if breaker is None else breaker.state,
+            "in_flight": self.gateway.count_calls(agent_id),
+        }
+
+    def _render_switched_off(self, agent_id: str) -> dict[str, Any]:
+        manifest = self.gateway.registry.switched_off[agent_id]
+        return {**_render_facts(manifest, manifest.runtime), "status": "off", "capabilities": []}
+
+
+def _render_facts(manifest: Manifest, runtime: str | None) -> dict[str, Any]:
+    return {
+        "agent_id": manifest.agent_id,
+        "display_name": manifest.display_name or manifest.agent_id,
+        "description": manifest.description[:200],
+        "runtime": manifest.runtime or runtime,
+        "node_id": manifest.node_id,
+        "trust_tier": manifest.trust_tier,
+        "tags": list(manifest.tags),
+        "tools": len(manifest.capabilities),
+        "pool": manifest.pool,
+    }
+
+
+def _render_manifest(manifest: Manifest) -> dict[str, Any]:
+    """As declared, without what is the default, and with secrets replaced by names."""
+    safe = msgspec.structs.replace(
+        manifest, endpoint=References().replace_endpoint(manifest.agent_id, manifest.endpoint)
+    )
+    defaults = msgspec.to_builtins(Manifest(agent_id=manifest.agent_id, endpoint={}))
+    fields = msgspec.to_builtins(safe)
+    return {name: value for name, value in fields.items() if name == "agent_id" or value != defaults.get(name)}
+
+
+def _render_message(message: Message) -> dict[str, Any]:
+    return {
+        "message_id": message.message_id,
+        "number": message.number,
+        "sent_at": message.sent_at,
+        "from": message.sender.id,
+        "to": [party.id for party in message.recipients],
+        "topic": message.topic,
+        "reply_to": message.reply_to,
+        "parts": [msgspec.to_builtins(part) for part in message.parts],
+    }
+
+
+def _act_as_owner(job: Job) -> Principal:
+    """The caller whose job it is: what the operator does is done for it, within its rights. Raises FabricError."""
+    principal = job.call.auth
+    if owner_from_principal(principal) != job.owner:
+        raise FabricError(f"Job '{job.job_id}' cannot be changed: its caller is not known any more")
+    return principal

@@ -1,0 +1,271 @@
+"""The operations `fabric.admin.*`: what viewers may read of a node, and what operators may change.
+
+They are no tools: no model is shown them. Each handler first checks the caller's role (`core.policy`), so a viewer that
+sends an operator's request by hand is refused with 403. Viewers see every agent, call and job, but addresses, reasons
+and private metadata as any caller sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.admin.keys import check_key_name, check_key_scopes, check_key_view, make_new_key, render_key
+from a2a_fabric.admin.node import Node
+from a2a_fabric.admin.settings_view import list_settings
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.job import JobState
+from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, ConsoleRole, check_console_role, find_console_role
+from a2a_fabric.core.result import Answer, Result
+from a2a_fabric.core.stores import call_store
+from a2a_fabric.identity.shared_keys import make_key
+from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
+
+PREFIX = "fabric.admin."
+_POLL_SECONDS = 0.2
+A = TypeVar("A", bound=TracedArguments)
+Handler = Callable[[Any, Principal], Awaitable[dict[str, Any]]]
+
+WaitMs = Annotated[int, Meta(ge=0, le=20_000, description="Wait so long if there is nothing new.")]
+
+
+class NoArguments(TracedArguments, frozen=True, kw_only=True):
+    pass
+
+
+class AgentsArguments(TracedArguments, frozen=True, kw_only=True):
+    known: Annotated[str | None, Meta(description="`stamp` from before: if nothing changed, nothing is listed.")] = None
+
+
+class AgentRowsArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_ids: Annotated[tuple[str, ...], Meta(max_length=200, description="Which agents.")]
+
+
+class AgentArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(max_length=256, description="Which agent.")]
+    hours: Annotated[float, Meta(gt=0, le=168, description="How far back health is shown.")] = 24.0
+
+
+class SwitchArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(max_length=256, description="Which agent.")]
+    on: Annotated[bool, Meta(description="Whether it is to be on.")]
+    tool: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | None,
+        Meta(description="One of its tools; unset: the whole agent."),
+    ] = None
+
+
+class PlanArguments(TracedArguments, frozen=True, kw_only=True):
+    source: Annotated[
+        str, Meta(min_length=1, max_length=1_048_576, description="An address, a command line, or an mcp.json.")
+    ]
+    agent_id: Annotated[Annotated[str, Meta(max_length=128)] | None, Meta(description="Its id; unset: its name.")] = (
+        None
+    )
+    headers: Annotated[dict[str, str], Meta(description="Headers for an address; a value may be `env:NAME`.")] = (
+        msgspec.field(default_factory=dict)
+    )
+
+
+class AddArguments(TracedArguments, frozen=True, kw_only=True):
+    entries: Annotated[
+        tuple[dict[str, Any], ...], Meta(min_length=1, max_length=200, description="`entries` of `agent.plan`.")
+    ]
+
+
+class JobsArguments(TracedArguments, frozen=True, kw_only=True):
+    states: Annotated[
+        tuple[JobState, ...], Meta(max_length=10, description="Only jobs in these states; none: all.")
+    ] = ()
+    agent_id: Annotated[str | None, Meta(description="Only jobs of this agent.")] = None
+    cursor: Annotated[str | None, Meta(description="From the page before.")] = None
+    limit: Annotated[int, Meta(ge=1, le=500, description="How many at most.")] = 100
+
+
+class JobArguments(TracedArguments, frozen=True, kw_only=True):
+    job_id: Annotated[str, Meta(max_length=128, description="Which job.")]
+
+
+class JobEventsArguments(JobArguments, frozen=True, kw_only=True):
+    after: Annotated[int, Meta(ge=0, description="Begin after this event.")] = 0
+    wait_ms: WaitMs = 0
+
+
+class AnswerArguments(JobArguments, frozen=True, kw_only=True):
+    answers: Annotated[dict[str, Answer], Meta(description="Under each question's key.")]
+
+
+class CreateKeyArguments(TracedArguments, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(max_length=64, description="The caller's name in logs, envelopes and policies.")]
+    scopes: Annotated[tuple[str, ...], Meta(max_length=100, description="What the key may do, as in `auth.keys`.")]
+    trust: Annotated[TrustTier, Meta(description="Which trust tiers its holder reaches.")] = "local"
+    view: Annotated[str | None, Meta(description="A view beyond which its holder sees nothing.")] = None
+    days: Annotated[
+        Annotated[float, Meta(gt=0, le=36_500)] | None, Meta(description="How long it is valid; unset: until revoked.")
+    ] = None
+
+
+class RevokeKeyArguments(TracedArguments, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(max_length=128, description="All keys of a name, or the one key with this id.")]
+
+
+class LogArguments(TracedArguments, frozen=True, kw_only=True):
+    after: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="`next` of the reply before; unset: the newest lines.")
+    ] = None
+    last: Annotated[int, Meta(ge=1, le=2000, description="How many lines at most.")] = 200
+    wait_ms: WaitMs = 0
+
+
+class MessagesArguments(TracedArguments, frozen=True, kw_only=True):
+    conversation_id: Annotated[
+        Annotated[str, Meta(max_length=256)] | None, Meta(description="Show the messages of this conversation.")
+    ] = None
+    inbox: Annotated[
+        Annotated[str, Meta(max_length=128)] | None, Meta(description="Show how much waits in this inbox.")
+    ] = None
+
+
+class AdminOperations:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def all(self) -> list[Operation[Any]]:
+        node = self._node
+        return [
+            self._view("overview", "Show the node, its store, its agents by status, its calls, and its problems.",
+                       NoArguments, self._overview),
+            self._view("agents", "List all agents in short, those that are switched off included.", AgentsArguments,
+                       lambda arguments, reader: node.list_agents(reader, arguments.known)),
+            self._view("agents.live", "Show health, latency and breaker of some agents.", AgentRowsArguments,
+                       lambda arguments, reader: node.show_live(reader, arguments.agent_ids)),
+            self._view("agent", "Show everything about one agent: manifest, health of the last day, tools that are "
+                       "off.", AgentArguments,
+                       lambda arguments, reader: node.show_agent(reader, arguments.agent_id, arguments.hours)),
+            self._operate("agent.switch", "Switch an agent or one of its tools on or off, in agents.yaml.",
+                          SwitchArguments, self._switch),
+            self._operate("agent.plan", "Show what adding an address, a command or an mcp.json would do.",
+                          PlanArguments, self._plan),
+            self._operate("agent.add", "Add agents to agents.yaml.", AddArguments, self._add),
+            self._operate("agent.probe", "Probe an agent now, instead of at the next interval.", AgentArguments,
+                          lambda arguments, _: node.probe(arguments.agent_id)),
+            self._view("jobs", "List the jobs of all callers, newest first.", JobsArguments,
+                       lambda arguments, _: node.list_jobs(arguments.states, arguments.agent_id, arguments.cursor,
+                                                           arguments.limit)),
+            self._view("job", "Show one job of any caller, and its events.", JobEventsArguments,
+                       lambda arguments, reader: node.show_job(reader, arguments.job_id, arguments.after,
+                                                               arguments.wait_ms / 1000)),
+            self._operate("job.cancel", "Cancel a job of any caller.", JobArguments,
+                          lambda arguments, _: node.cancel_job(arguments.job_id)),
+            self._operate("job.retry", "Run an ended job's call again, for the same caller.", JobArguments,
+                          lambda arguments, _: node.retry_job(arguments.job_id)),
+            self._operate("job.answer", "Answer what a job's agent wants to know.", AnswerArguments, self._answer),
+            self._view("keys", "List the keys of callers; never their secrets.", NoArguments, self._list_keys),
+            self._operate("key.create", "Make a key for a caller. It is shown only now.", CreateKeyArguments,
+                          self._create_key),
+            self._operate("key.revoke", "Revoke keys at once, on all nodes of the store.", RevokeKeyArguments,
+                          self._revoke_key),
+            self._view("views", "List the views, and what each includes.", NoArguments,
+                       lambda _, __: node.list_views()),
+            self._view("settings", "Show the settings as loaded, with secrets masked.", NoArguments, self._settings),
+            self._view("log", "Read the newest lines of the log, and wait for more.", LogArguments, self._log),
+            self._view("messages", "Show topics and inboxes, or one conversation.", MessagesArguments,
+                       lambda arguments, _: node.show_messages(arguments.conversation_id, arguments.inbox)),
+        ]  # fmt: skip
+
+    def _view(self, name: str, description: str, arguments: type[Any], handler: Handler) -> Operation[Any]:
+        return self._make(name, description, arguments, handler, "viewer")
+
+    def _operate(self, name: str, description: str, arguments: type[Any], handler: Handler) -> Operation[Any]:
+        return self._make(name, description, arguments, handler, "operator")
+
+    def _make(
+        self, name: str, description: str, arguments_type: type[Any], handler: Handler, role: ConsoleRole
+    ) -> Operation[Any]:
+        async def handle(arguments: Any, request: OperationRequest, emit: Emit) -> Result:
+            check_console_role(request.principal, role)
+            return Result(data=await handler(arguments, _make_reader(request.principal)))
+
+        return Operation(PREFIX + name, description, arguments_type, handle, scopes=(), read_only=role == "viewer")
+
+    async def _overview(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
+        role = "operator" if reader is OPERATOR_PRINCIPAL else "viewer"
+        return {**await self._node.show_overview(reader), "role": role}
+
+    async def _switch(self, arguments: SwitchArguments, reader: Principal) -> dict[str, Any]:
+        files = self._node.files
+        if arguments.tool is None:
+            path = await files.switch_agent(arguments.agent_id, on=arguments.on)
+        else:
+            path = await files.switch_tool(arguments.agent_id, arguments.tool, on=arguments.on)
+        await self._node.reload_agents(path)
+        return {"agent_id": arguments.agent_id, "tool": arguments.tool, "on": arguments.on, "path": str(path)}
+
+    async def _plan(self, arguments: PlanArguments, reader: Principal) -> dict[str, Any]:
+        plan = await self._node.files.plan(arguments.source, arguments.agent_id, arguments.headers)
+        return dict(msgspec.to_builtins(plan))
+
+    async def _add(self, arguments: AddArguments, reader: Principal) -> dict[str, Any]:
+        path = await self._node.files.add(arguments.entries)
+        await self._node.reload_agents(path)
+        return {"agent_ids": [entry.get("agent_id") for entry in arguments.entries], "path": str(path)}
+
+    async def _answer(self, arguments: AnswerArguments, reader: Principal) -> dict[str, Any]:
+        if not arguments.answers:
+            raise BadInput("answers: none given", field="answers")
+        return await self._node.answer_job(arguments.job_id, arguments.answers)
+
+    async def _list_keys(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
+        keys, now = await call_store(self._node.keys.list), time.time()
+        configured = [
+            {"name": key.id, "scopes": None if key.scopes is None else list(key.scopes), "trust": key.trust,
+             "view": key.view, "state": "configured"}
+            for key in self._node.config.auth.keys
+        ]  # fmt: skip
+        return {"keys": [render_key(key, now) for key in keys], "configured": configured}
+
+    async def _create_key(self, arguments: CreateKeyArguments, reader: Principal) -> dict[str, Any]:
+        config = self._node.config
+        check_key_name(arguments.name, {key.id for key in config.auth.keys})
+        check_key_scopes(arguments.scopes)
+        check_key_view(arguments.view, [view.name for view in config.views])
+        secret = make_key()
+        lifetime = None if arguments.days is None else arguments.days * 86_400
+        new = make_new_key(arguments.name, secret, arguments.scopes, arguments.trust, arguments.view, lifetime)
+        added = await call_store(self._node.keys.add, new)
+        return {"key": secret, **render_key(added, added.created_at)}
+
+    async def _revoke_key(self, arguments: RevokeKeyArguments, reader: Principal) -> dict[str, Any]:
+        revoked, now = await call_store(self._node.keys.revoke, arguments.name), time.time()
+        if not revoked:
+            raise Conflict(f"There is no usable key '{arguments.name}'. It may have been revoked already")
+        return {"revoked": [render_key(key, now) for key in revoked]}
+
+    async def _settings(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
+        rows = list_settings(self._node.config, self._node.secrets)
+        return {"settings": msgspec.to_builtins(rows), "count": len(rows)}
+
+    async def _log(self, arguments: LogArguments, reader: Principal) -> dict[str, Any]:
+        log, ends_at = self._node.log, time.monotonic() + arguments.wait_ms / 1000
+        lines, position = log.read_after(arguments.after or 0)
+        while not lines and time.monotonic() < ends_at and not self._node.is_stopping:
+            await asyncio.sleep(_POLL_SECONDS)
+            lines, position = log.read_after(position)
+        return {
+            "node": log.start_id,
+            "next": position,
+            "lines": [msgspec.Raw(line) for line in lines[-arguments.last :]],
+        }
+
+
+def _make_reader(principal: Principal) -> Principal:
+    """As whom the handler reads: viewers see all agents, but not what only the operator sees of each."""
+    if find_console_role(principal) == "operator":
+        return OPERATOR_PRINCIPAL
+    return Principal(mode="psk", principal_id=principal.principal_id, trust="local")

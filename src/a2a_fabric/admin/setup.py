@@ -1,0 +1,82 @@
+"""Builds what operators see and change of a node, from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from a2a_fabric.admin.activity import Activity
+from a2a_fabric.admin.agent_files import AgentFiles
+from a2a_fabric.admin.node import Node, RecentLog
+from a2a_fabric.admin.operations import AdminOperations
+from a2a_fabric.config import Config, parse_listen
+from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.stores import Store
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings
+from a2a_fabric.operations import Operations
+from a2a_fabric.registry.health_monitor import HealthMonitor
+from a2a_fabric.registry.registration import Registrar
+from a2a_fabric.registry.runtime_pool import RuntimePool
+from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.telemetry.metrics import Metrics
+
+
+def build_admin(
+    config: Config,
+    *,
+    gateway: Gateway,
+    operations: Operations,
+    registrar: Registrar,
+    jobs: Jobs,
+    store: Store,
+    store_address: str,
+    sources: Sequence[AgentSource],
+    runtime_pool: RuntimePool,
+    health_monitor: HealthMonitor,
+    metrics: Metrics,
+    log: RecentLog,
+    environ: Mapping[str, str],
+    psk: str | None,
+) -> Node:
+    """The node as operators see it. Its operations join the others, and `activity.run` has to be started."""
+    files = [source for source in sources if isinstance(source, AgentsFile)]
+    node = Node(
+        config=config,
+        gateway=gateway,
+        registrar=registrar,
+        jobs=jobs,
+        store=store,
+        store_address=store_address,
+        files=AgentFiles([source.path for source in files], environ, may_run_programs=_may_run_programs(config)),
+        activity=Activity(metrics),
+        log=log,
+        find_breaker=runtime_pool.find_breaker,
+        probe_soon=health_monitor.probe_soon,
+        reload_file=_make_reload(gateway, files),
+        list_warnings=lambda: [
+            *list_exposure_warnings(config),
+            *list_view_warnings(config, gateway.registry.catalog.agents),
+        ],
+        secrets=[secret for secret in (config.auth.psk, psk) if secret],
+    )
+    gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))
+    operations.add_unlisted(AdminOperations(node).all())
+    return node
+
+
+def _may_run_programs(config: Config) -> bool:
+    if config.console.programs is not None:
+        return config.console.programs
+    return is_loopback(parse_listen(config.listen)[0]) and config.public_url is None
+
+
+def _make_reload(gateway: Gateway, files: Sequence[AgentsFile]) -> Callable[[Path], Awaitable[None]]:
+    async def reload(path: Path) -> None:
+        for source in files:
+            if source.path == path:
+                await gateway.registry.load(source)
+
+    return reload
