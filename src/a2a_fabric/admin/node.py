@@ -29,7 +29,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.views import render_job, render_request
-from a2a_fabric.messages.messages import MESSAGE_META
+from a2a_fabric.messages.delivery import MESSAGE_META
 from a2a_fabric.operations.agents import render_health
 from a2a_fabric.operations.views import flag_changed_tools, render_agent, render_health_check, render_registration
 from a2a_fabric.registry.registration import Registrar

@@ -25,6 +25,7 @@ from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, ConsoleRole, check_consol
 from a2a_fabric.core.result import Answer, Result
 from a2a_fabric.core.stores import call_store
 from a2a_fabric.identity.shared_keys import make_key
+from a2a_fabric.operations.agents import NoArguments
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 PREFIX = "fabric.admin."
@@ -33,10 +34,6 @@ A = TypeVar("A", bound=TracedArguments)
 Handler = Callable[[Any, Principal], Awaitable[dict[str, Any]]]
 
 WaitMs = Annotated[int, Meta(ge=0, le=20_000, description="Wait so long if there is nothing new.")]
-
-
-class NoArguments(TracedArguments, frozen=True, kw_only=True):
-    pass
 
 
 class AgentsArguments(TracedArguments, frozen=True, kw_only=True):
@@ -97,7 +94,7 @@ class JobEventsArguments(JobArguments, frozen=True, kw_only=True):
     wait_ms: WaitMs = 0
 
 
-class AnswerArguments(JobArguments, frozen=True, kw_only=True):
+class AdminAnswerArguments(JobArguments, frozen=True, kw_only=True):
     answers: Annotated[dict[str, Answer], Meta(description="Under each question's key.")]
 
 
@@ -165,7 +162,7 @@ class AdminOperations:
                           lambda arguments, _: node.cancel_job(arguments.job_id)),
             self._operate("job.retry", "Run an ended job's call again, for the same caller.", JobArguments,
                           lambda arguments, _: node.retry_job(arguments.job_id)),
-            self._operate("job.answer", "Answer what a job's agent wants to know.", AnswerArguments, self._answer),
+            self._operate("job.answer", "Answer what a job's agent wants to know.", AdminAnswerArguments, self._answer),
             self._view("keys", "List the keys of callers; never their secrets.", NoArguments, self._list_keys),
             self._operate("key.create", "Make a key for a caller. It is shown only now.", CreateKeyArguments,
                           self._create_key),
@@ -216,7 +213,7 @@ class AdminOperations:
         await self._node.reload_agents(path)
         return {"agent_ids": [entry.get("agent_id") for entry in arguments.entries], "path": str(path)}
 
-    async def _answer(self, arguments: AnswerArguments, reader: Principal) -> dict[str, Any]:
+    async def _answer(self, arguments: AdminAnswerArguments, reader: Principal) -> dict[str, Any]:
         if not arguments.answers:
             raise BadInput("answers: none given", field="answers")
         return await self._node.answer_job(arguments.job_id, arguments.answers)

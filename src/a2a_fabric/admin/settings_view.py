@@ -1,7 +1,7 @@
 """The settings of a node as it loaded them, with every secret masked.
 
 A value is masked by the name of its setting, if it is a password in an address, or if it is a secret of the node that
-the caller of this module names. Whoever reads the result learns that a secret is set, and nothing of it."""
+the caller of this module names. The reader learns that a secret is set, and nothing of it."""
 
 from __future__ import annotations
 

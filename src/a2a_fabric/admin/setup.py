@@ -8,7 +8,7 @@ from pathlib import Path
 from a2a_fabric.admin.activity import Activity
 from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.admin.node import Node, RecentLog
-from a2a_fabric.admin.operations import AdminOperations
+from a2a_fabric.admin.operations import PREFIX, AdminOperations
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import AgentSource
@@ -64,6 +64,9 @@ def build_admin(
     )
     gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))
     operations.add_unlisted(AdminOperations(node).all())
+    # The history itself decides what a caller sees of it.
+    for name, shared in (("calls", "fabric.call.list"), ("trace", "fabric.trace.get")):
+        operations.add_unlisted(each.rename(PREFIX + name) for each in operations.list_named(shared))
     return node
 
 

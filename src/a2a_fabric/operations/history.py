@@ -1,7 +1,7 @@
 """Operations on the call history: `fabric.call.list` and `fabric.trace.get`.
 
-The operator sees all calls. Other callers see their own, with errors as they were told them; callers without
-credentials see none, because they cannot be told apart."""
+The operator and the viewers of the console see all calls. Other callers see their own, with errors as they were told
+them; callers without credentials see none, because they cannot be told apart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import Meta
 from a2a_fabric.core.call import Emit, Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.policy import administers
+from a2a_fabric.core.policy import find_console_role
 from a2a_fabric.core.propagation import normalize_uuid
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import CallFilter, CallHistoryPort, CallRecord, hide_from_caller
@@ -85,10 +85,11 @@ class HistoryOperations:
     async def get_trace(self, arguments: TraceArguments, request: OperationRequest, emit: Emit) -> Result:
         history = self._require_history()
         trace_id = _normalize_trace_id(arguments.trace_id)
-        owner = None if administers(request.principal) else _require_owner(request.principal)
+        role = find_console_role(request.principal)
+        owner = None if role is not None else _require_owner(request.principal)
         await history.flush()
         records = await history.read_trace(trace_id, owner)
-        if owner is not None:
+        if role != "operator":
             records = [hide_from_caller(record) for record in records]
         spans = [span for record in records for span in _list_spans(record)]
         spans.sort(key=lambda span: span["started_at"])
@@ -145,7 +146,7 @@ async def _list_after(history: CallHistoryPort, after: int, query: CallFilter) -
 def _build_filter(arguments: CallListArguments, principal: Principal) -> CallFilter:
     """Raises Forbidden, BadInput."""
     return CallFilter(
-        owner=None if administers(principal) else _require_owner(principal),
+        owner=None if find_console_role(principal) is not None else _require_owner(principal),
         agent_id=arguments.agent,
         capability=arguments.capability,
         principal=arguments.principal,
@@ -177,7 +178,7 @@ def _parse_number(text: str, field: str) -> int:
 
 
 def _render_calls(records: Sequence[CallRecord], principal: Principal) -> list[dict[str, Any]]:
-    if not administers(principal):
+    if find_console_role(principal) != "operator":
         records = [hide_from_caller(record) for record in records]
     return [msgspec.to_builtins(record.call) for record in records]
 

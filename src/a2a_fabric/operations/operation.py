@@ -113,6 +113,19 @@ class Operation(Generic[A]):
     def input_schema(self) -> dict[str, Any]:
         return build_plain_schema(self._arguments_type)
 
+    def rename(self, name: str) -> Operation[A]:
+        """The same operation under another name."""
+        return Operation(
+            name,
+            self.description,
+            self._arguments_type,
+            self._handler,
+            scopes=self.scopes,
+            output=self.output_schema,
+            is_call=self.is_call,
+            read_only=self.read_only,
+        )
+
     def is_open_to(self, principal: Principal) -> bool:
         return not self.scopes or has_scope_kind(principal, *self.scopes)
 

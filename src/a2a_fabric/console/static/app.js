@@ -1,6 +1,6 @@
 // The frame around all views: login, bar, navigation, palette, keys.
 import { render } from "./preact.js";
-import { admin, ApiError, BASE, connection, getToken, go, html, Link, overview, part, route, say, setToken, signedOut, text, toast, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
+import { admin, ApiError, BASE, connection, getToken, go, html, Link, overview, part, route, say, setToken, signedOut, text, toast, useEffect, useLayoutEffect, useLive, useMemo, useRef, useState } from "./lib.js";
 import { Age, Dialog, Dot, Fault, Icon, isTyping, useNow } from "./parts.js";
 import { Home } from "./home.js";
 import { Agents, loadAgents } from "./agents.js";
@@ -89,6 +89,7 @@ const Logo = ({ size = 22 }) => html`<svg class="logo" width=${size} height=${si
 /* ---------------------------------------------------------------- palette */
 
 const TRACE_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
+const JOB_ID = /^job_[0-9a-z_-]+$/i;
 
 function score(words, target) {
   const lower = target.toLowerCase();
@@ -101,32 +102,42 @@ function score(words, target) {
   return total;
 }
 
+function findItems(query, agents, actions) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const typed = query.trim();
+  const found = [];
+  if (TRACE_ID.test(typed)) found.push({ kind: "Call", label: typed, icon: "calls", run: () => go(`/calls/${part(typed)}`), rank: 99 });
+  if (JOB_ID.test(typed)) found.push({ kind: "Job", label: typed, icon: "jobs", run: () => go(`/jobs/${part(typed)}`), rank: 99 });
+  for (const page of PAGES) found.push({ kind: "Page", label: page.label, icon: page.id, hint: `g ${page.key}`, run: () => go(page.path), rank: words.length ? 1.2 * score(words, page.label) : 1 });
+  for (const action of actions) found.push({ kind: "Action", ...action, rank: words.length ? score(words, action.label) : 0.5 });
+  for (const agent of agents) {
+    const rank = words.length ? score(words, `${agent.agent_id} ${agent.display_name}`) : 0;
+    if (rank) found.push({ kind: "Agent", label: agent.agent_id, about: agent.description, dot: agent.status, run: () => go(`/agents/${part(agent.agent_id)}`), rank });
+  }
+  if (typed && !TRACE_ID.test(typed) && !JOB_ID.test(typed)) found.push({ kind: "Route", label: `Which agent answers “${typed.slice(0, 60)}”?`, icon: "route", run: () => go(`/route?text=${part(typed)}`), rank: 0.2 });
+  return found.filter((item) => item.rank > 0).sort((a, b) => b.rank - a.rank).slice(0, 40);
+}
+
 function Palette({ onClose, actions }) {
   const [query, setQuery] = useState("");
   const [place, setPlace] = useState(0);
   const [agents, setAgents] = useState([]);
   const list = useRef(null);
   useEffect(() => { loadAgents().then(setAgents, () => {}); }, []);
-  const items = useMemo(() => {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-    const typed = query.trim();
-    const found = [];
-    if (TRACE_ID.test(typed)) found.push({ kind: "Call", label: typed, icon: "calls", run: () => go(`/calls/${part(typed)}`), rank: 99 }, { kind: "Job", label: typed, icon: "jobs", run: () => go(`/jobs/${part(typed)}`), rank: 98 });
-    for (const page of PAGES) found.push({ kind: "Page", label: page.label, icon: page.id, hint: `g ${page.key}`, run: () => go(page.path), rank: words.length ? score(words, page.label) + 1 : 1 });
-    for (const action of actions) found.push({ kind: "Action", ...action, rank: words.length ? score(words, action.label) : 0.5 });
-    for (const agent of agents) {
-      const rank = words.length ? score(words, `${agent.agent_id} ${agent.display_name}`) : 0;
-      if (rank) found.push({ kind: "Agent", label: agent.agent_id, about: agent.description, dot: agent.status, run: () => go(`/agents/${part(agent.agent_id)}`), rank });
-    }
-    if (typed && !TRACE_ID.test(typed)) found.push({ kind: "Route", label: `Which agent answers “${typed.slice(0, 60)}”?`, icon: "route", run: () => go(`/route?text=${part(typed)}`), rank: 0.2 });
-    return found.filter((item) => item.rank > 0).sort((a, b) => b.rank - a.rank).slice(0, 40);
-  }, [query, agents]);
+  const items = useMemo(() => findItems(query, agents, actions), [query, agents]);
   const chosen = Math.min(place, Math.max(items.length - 1, 0));
   const run = (item) => { onClose(); item.run(); };
+  // What was typed a moment ago counts, even if it is not on the screen yet.
+  const choose = async (typed) => {
+    if (typed === query && agents.length) { if (items[chosen]) run(items[chosen]); return; }
+    const all = agents.length ? agents : await loadAgents().catch(() => []);
+    const [first] = findItems(typed, all, actions);
+    if (first) run(first);
+  };
   const onKey = (event) => {
     const step = event.key === "ArrowDown" || (event.ctrlKey && event.key === "n") ? 1 : event.key === "ArrowUp" || (event.ctrlKey && event.key === "p") ? -1 : 0;
     if (step) { event.preventDefault(); setPlace((chosen + step + items.length) % Math.max(items.length, 1)); }
-    if (event.key === "Enter" && items[chosen]) { event.preventDefault(); run(items[chosen]); }
+    if (event.key === "Enter") { event.preventDefault(); choose(event.target.value); }
   };
   useEffect(() => { const row = list.current && list.current.children[chosen]; if (row) row.scrollIntoView({ block: "nearest" }); }, [chosen]);
   useEffect(() => {
@@ -135,7 +146,7 @@ function Palette({ onClose, actions }) {
     return () => window.removeEventListener("keydown", close, true);
   }, []);
   const input = useRef(null);
-  useEffect(() => { const before = document.activeElement; input.current.focus(); return () => before && before.focus && before.focus(); }, []);
+  useLayoutEffect(() => { const before = document.activeElement; input.current.focus(); return () => before && before.focus && before.focus(); }, []);
   return html`<div class="overlay top" onMouseDown=${(event) => event.target === event.currentTarget && onClose()}><div class="palette" role="dialog" aria-modal="true" aria-label="Command palette">
     <label class="palette-input"><${Icon} name="search" /><input ref=${input} value=${query} placeholder="Agents, trace and job ids, pages, actions…" aria-label="Search everything" role="combobox" aria-expanded="true" aria-controls="palette-list" autocomplete="off" spellcheck=${false} onInput=${(event) => { setQuery(event.target.value); setPlace(0); }} onKeyDown=${onKey} /></label>
     <ul id="palette-list" role="listbox" ref=${list}>${items.map((item, at) => html`<li role="option" aria-selected=${at === chosen ? "true" : "false"} class=${at === chosen ? "on" : ""} onMouseMove=${() => at !== chosen && setPlace(at)} onClick=${() => run(item)}>${item.dot ? html`<${Dot} status=${item.dot} />` : html`<${Icon} name=${item.icon || "bolt"} />`}<span class="palette-label">${item.label}</span>${item.about ? html`<span class="palette-about">${text(item.about)}</span>` : null}<span class="palette-kind">${item.hint ? html`<kbd>${item.hint}</kbd>` : item.kind}</span></li>`)}</ul>

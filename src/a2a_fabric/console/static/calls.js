@@ -4,7 +4,7 @@ import { Age, Badge, Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json,
 
 const MOST_ROWS = 2000;
 
-export const listCalls = (query, signal) => call("fabric.call.list", query, { signal });
+export const listCalls = (query, signal) => admin("calls", query, { signal });
 
 const keyOf = (row) => `${row.trace_id} ${row.span_id}`;
 const isOk = (row) => row.status === "ok" || row.status === "completed";
@@ -25,15 +25,17 @@ export function Calls({ query }) {
   const [rows, setRows] = useState([]);
   const [paused, setPaused] = useState(false);
   const [cursor, setCursor] = useState(null);
-  const filters = { ...(query.agent ? { agent_id: query.agent } : {}), ...(query.status ? { status: query.status } : {}), ...(query.principal ? { principal: query.principal } : {}) };
+  const filters = { ...(query.agent ? { agent: query.agent } : {}), ...(query.status ? { failed: query.status === "failed" } : {}), ...(query.principal ? { principal: query.principal } : {}) };
   const filterKey = JSON.stringify(filters);
+  const [state] = useState({ follow: null, key: null });
   const live = useLive(async (signal) => {
-    const page = await listCalls({ ...filters, limit: 200 }, signal);
-    setRows((before) => merge(before, page.calls));
-    setCursor((before) => before ?? page.next_cursor ?? null);
-    return page.calls.length;
-  }, [filterKey, paused], paused ? 0 : 1000);
-  useEffect(() => { setRows([]); setCursor(null); }, [filterKey]);
+    const isFirst = state.follow === null || state.key !== filterKey;
+    const page = await listCalls(isFirst ? { ...filters, limit: 200 } : { ...filters, follow: state.follow, wait_ms: 8000 }, signal);
+    state.key = filterKey;
+    state.follow = page.follow;
+    if (isFirst) { setRows(page.calls); setCursor(page.next_cursor || null); } else setRows((before) => merge(before, page.calls));
+    return true;
+  }, [filterKey, paused], paused ? 0 : 300);
   const older = async () => {
     const page = await listCalls({ ...filters, limit: 200, cursor });
     setRows((before) => merge(before, page.calls));
@@ -43,7 +45,7 @@ export function Calls({ query }) {
   const shown = useMemo(() => (words.length ? rows.filter((row) => words.every((word) => `${row.agent_id}.${row.capability} ${row.principal} ${row.on_behalf_of || ""} ${row.trace_id} ${row.error_code || ""} ${row.door} ${row.runtime}`.toLowerCase().includes(word))) : rows), [rows, query.q]);
   const selected = useRowKeys(shown, (row) => go(`/calls/${part(row.trace_id)}`), keyOf);
   const failed = rows.filter((row) => !isOk(row) && row.status !== "running").length;
-  if (live.error && /UNKNOWN|BAD_INPUT/.test(live.error.code || "") && !rows.length) return html`<${Page} title="Calls"><${Empty} title="This node keeps no history of calls"><p>${text(live.error.message)}</p><//><//>`;
+  if (live.error && live.error.code === "BAD_INPUT" && !rows.length) return html`<${Page} title="Calls"><${Empty} title="This node keeps no history of calls"><p>${text(live.error.message)}</p><//><//>`;
   return html`<${Page} title="Calls" aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "stop"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
     <div class="toolbar"><${SearchBox} value=${query.q || ""} placeholder="Search agent, caller, trace id, error" onInput=${(value) => setQuery({ q: value })} />
       <${Select} label="Agent" value=${query.agent || ""} options=${[...new Set([...(query.agent ? [query.agent] : []), ...rows.map((row) => row.agent_id)])].sort()} onChange=${(value) => setQuery({ agent: value })} />
@@ -96,7 +98,7 @@ export function buildTree(spans) {
 }
 
 export function Trace({ id, query }) {
-  const live = useLive((signal) => call("fabric.trace.get", { trace_id: id }, { signal }), [id], 3000);
+  const live = useLive((signal) => admin("trace", { trace_id: id }, { signal }), [id], 3000);
   useEffect(() => { document.title = `Call ${short(id)} · Fabric`; }, [id]);
   const trace = live.data;
   const rows = useMemo(() => (trace ? buildTree(trace.spans || []) : []), [trace]);
@@ -109,11 +111,13 @@ export function Trace({ id, query }) {
   const agent = attributes["fabric.agent_id"] || attributes.agent_id || (trace.calls && trace.calls[0] && trace.calls[0].agent_id);
   const capability = attributes["fabric.capability"] || attributes.capability || (trace.calls && trace.calls[0] && trace.calls[0].capability);
   const isGood = !rows.length || isSpanOk(root);
+  const failure = rows.map((span) => (span.attributes || {})["exception.message"] || (span.attributes || {})["error.message"]).find(Boolean);
   const jobId = rows.map((span) => (span.attributes || {}).job_id || (span.attributes || {})["fabric.job_id"]).find(Boolean);
   return html`<div class="page"><nav class="crumbs"><${Link} to="/calls">Calls<//></nav>
     <header class="page-head"><div><h1><span class="call-state ${isGood ? "" : "bad-text"}"><${Icon} name=${isGood ? "check" : "cross"} size=${20} /></span>${agent ? html`<${Link} to=${`/agents/${part(agent)}`}>${text(agent)}<//>${capability ? html`<span class="faint">.</span>${text(capability)}` : null}` : root ? text(root.name) : "Call"}</h1>
       <p class="lead">${root ? html`<${Time} at=${root.started_at} /> · ${duration(total)} · ${plural(rows.length, "span")} on ${plural(new Set(rows.map((span) => span.node)).size, "node")}` : null} · trace <${TraceId} id=${id} full /></p></div>
       <div class="page-aside">${jobId ? html`<${Link} class="button small" to=${`/jobs/${part(jobId)}`}>Job<//>` : null}${agent && capability ? html`<${Link} class="button small" to=${`/agents/${part(agent)}?do=${part(capability)}`}><${Icon} name="retry" size=${14} />Run again<//>` : null}<${CopyButton} label="Copy as JSON" value=${() => JSON.stringify(trace, null, 2)} /></div></header>
+    ${failure ? html`<${Fault} error=${{ message: failure, code: rows.map((span) => (span.attributes || {})["error.type"]).find(Boolean), traceId: id }} />` : null}
     <${Fresh} live=${live}><${Waterfall} rows=${rows} start=${start} total=${total} chosen=${query.span} /><//></div>`;
 }
 

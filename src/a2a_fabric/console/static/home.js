@@ -16,7 +16,7 @@ export function Home() {
   const troubles = Object.entries(node.failing).map(([agent, reason]) => ({ agent, reason }));
   return html`<${Page} title=${node.node_id === "local" ? "This node" : node.node_id} lead=${html`Up for ${span(node.now - node.started_at)} at <code>${node.public_url || location.origin}</code>`}>
     <section class="stats">
-      <div class="stat"><h2>Calls</h2><p><b>${rate}</b> <span>a second</span></p><small>${count(activity.calls_total)} since the start</small></div>
+      <div class="stat"><h2>Calls</h2><p><b>${rate.toFixed(rate && rate < 10 ? 1 : 0)}</b> <span>a second</span></p><small>${count(activity.calls_total)} since the start</small></div>
       <div class="stat"><h2>Failed</h2><p class=${failing ? "bad-text" : ""}><b>${share ? share.toFixed(share < 1 ? 2 : 1) : 0}</b> <span>%</span></p><small>${count(activity.errors_total)} since the start</small></div>
       <div class="stat"><h2>Mean time</h2><p><b>${mean === null || mean === undefined ? "–" : duration(mean).split(" ")[0]}</b> <span>${mean === null || mean === undefined ? "" : duration(mean).split(" ")[1]}</span></p><small>of the last 5 seconds</small></div>
       <div class="stat"><h2>Store</h2><p class=${store.state === "ok" ? "" : "bad-text"}><b>${store.state === "ok" ? store.kind : "down"}</b></p><small>${store.state === "ok" ? html`${duration(store.latency_ms)}${store.bytes ? html` · ${bytes(store.bytes)}` : null}` : text(store.error)}</small></div>

@@ -250,7 +250,7 @@ export function ConfirmButton({ onConfirm, children, confirm = "Sure?", danger =
 
 export function Dialog({ title, onClose, children, wide = false }) {
   const box = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key
     const before = document.activeElement;
     const target = box.current.querySelector("[autofocus], input, textarea, select") || box.current.querySelector("button");
     if (target) target.focus();
