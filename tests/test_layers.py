@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
         "probing",
         "registry",
         "runtimes.context",
+        "settings_reload",
         "telemetry.metrics",
     },
     "agent": {"authoring", "core"},

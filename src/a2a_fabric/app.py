@@ -295,7 +295,7 @@ class Fabric:
             self.call_history,
         )
         self._admin = build_admin(
-            config,
+            self.settings,
             gateway=self.gateway,
             operations=self.operations,
             registrar=registrar,

@@ -51,7 +51,7 @@ class RecentLog(Protocol):
 class Node:
     """What the operations of operators work with. `secrets` are never shown, wherever they turn up."""
 
-    config: Config
+    get_config: Callable[[], Config]  # as it counts now
     gateway: Gateway
     registrar: Registrar
     jobs: Jobs
@@ -67,6 +67,10 @@ class Node:
     secrets: Collection[str] = ()
     is_stopping: bool = False
     _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # status of each agent, and since when
+
+    @property
+    def config(self) -> Config:
+        return self.get_config()
 
     @property
     def keys(self) -> KeyStore:

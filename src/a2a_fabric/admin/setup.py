@@ -21,11 +21,12 @@ from a2a_fabric.registry.health_monitor import HealthMonitor
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.settings_reload import SettingsReload
 from a2a_fabric.telemetry.metrics import Metrics
 
 
 def build_admin(
-    config: Config,
+    settings: SettingsReload,
     *,
     gateway: Gateway,
     operations: Operations,
@@ -42,9 +43,10 @@ def build_admin(
     psk: str | None,
 ) -> Node:
     """The node as operators see it. Its operations join the others, and `activity.run` has to be started."""
+    config = settings.running
     files = [source for source in sources if isinstance(source, AgentsFile)]
     node = Node(
-        config=config,
+        get_config=lambda: settings.running,
         gateway=gateway,
         registrar=registrar,
         jobs=jobs,
@@ -57,8 +59,8 @@ def build_admin(
         probe_soon=health_monitor.probe_soon,
         reload_file=_make_reload(gateway, files),
         list_warnings=lambda: [
-            *list_exposure_warnings(config),
-            *list_view_warnings(config, gateway.registry.catalog.agents),
+            *list_exposure_warnings(settings.running),
+            *list_view_warnings(settings.running.views, gateway.registry.catalog.agents),
         ],
         secrets=[secret for secret in (config.auth.psk, psk) if secret],
     )
