@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import gc
 import sys
 from asyncio.events import Handle
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,6 +25,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient
+from a2a_fabric.web.garbage import GarbageCollection
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PSK, Node, eventually, running
 
@@ -350,6 +352,38 @@ async def test_a_changed_entry_of_a_file_does_not_hold_the_loop(node: Node, fold
         await eventually(is_changed)
     assert steps.longest <= MAX_LINES, steps.explanation
     assert node.fabric.registry.catalog.changes_since(before) == {"agent-04711"}
+
+
+@pytest.fixture(scope="module")
+def examined() -> Iterator[list[int]]:
+    """How many objects each garbage collection looked at."""
+    numbers: list[int] = []
+
+    def on_collection(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            generations = range(info["generation"] + 1)
+            numbers.append(sum(len(gc.get_objects(generation=each)) for each in generations))
+
+    gc.callbacks.append(on_collection)
+    yield numbers
+    gc.callbacks.remove(on_collection)
+
+
+async def test_no_garbage_collection_looks_at_all_agents(node: Node, examined: list[int]) -> None:
+    collecting = asyncio.ensure_future(GarbageCollection(lambda: True).run())
+    await asyncio.sleep(0)
+    try:
+        for work in (scrape, list_mcp_tools, search, route_words, register):
+            await work(node)
+        gc.collect()
+    finally:
+        collecting.cancel()
+        gc.unfreeze()
+    assert len(examined) > 5
+    assert max(examined) <= MAX_OBJECTS, sorted(examined)[-9:]
+    agents = node.fabric.registry.catalog.agents
+    assert not any(map(gc.is_tracked, agents))
+    assert not any(gc.is_tracked(capability) for manifest in agents for capability in manifest.capabilities)
 
 
 async def test_callers_go_on_beside_a_scrape_a_list_and_an_edit(node: Node) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +70,19 @@ async def test_a_swap_lets_running_calls_finish_and_then_closes_the_old_runtime(
     assert [result.data for result in results] == [{"answer": "done"}] * 3
     await until(lambda: old.closed)
     assert (old.closed, len(old.calls)) == (1, 3)
+
+
+async def test_a_runtime_that_was_replaced_is_freed_without_garbage_collection() -> None:
+    yard = Yard()
+    await yard.fleet.find_handler(PERCY)(call(), ignore_event)
+    gate = weakref.ref(yard.fleet.find_handler(PERCY))
+    yard.fleet.on_catalog_changed(Catalog())
+    await until(lambda: yard.built[0].closed)
+    gc.disable()
+    try:
+        await until(lambda: gate() is None)
+    finally:
+        gc.enable()
 
 
 async def test_an_agent_that_left_is_closed_at_once_when_idle() -> None:

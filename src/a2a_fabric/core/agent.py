@@ -86,7 +86,7 @@ def to_portable_schema(schema: Any) -> Any:
     return [to_portable_schema(value) for value in schema] if isinstance(schema, list | tuple) else schema
 
 
-class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One thing an agent does. A tool, a skill and a legacy capability are all capabilities."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_CAPABILITY_NAME, description="The name that callers use.")]
@@ -145,7 +145,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.idempotent if self.idempotent is not None else self.side_effects in ("none", "reads")
 
 
-class ToolText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a tool says about itself to people, models and clients. UNSET: of a version that did not keep it."""
 
     description: str = ""
@@ -197,7 +197,7 @@ TASK_CAPABILITY = Capability(
 )
 
 
-class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A tool made from another one."""
 
     source: Annotated[str, Meta(min_length=1, max_length=256, description="The agent's own tool.")] = msgspec.field(
@@ -213,7 +213,7 @@ class DerivedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
 
-class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Which of an agent's tools are listed and can be called, and how they are named and described.
 
     Patterns may hold `*` and `?`; case, dashes and underscores do not count.
@@ -232,7 +232,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """An agent as the node knows it. Only `agent_id` and `endpoint` are needed: the rest defaults or is found out."""
 
     agent_id: AgentId
@@ -388,7 +388,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return TASK_CAPABILITY if normalized == TASK_CAPABILITY.name and self.takes_tasks else None
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class Health(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is known of an agent's state, and since how many observations in a row."""
 
     status: Status = "unknown"
@@ -405,7 +405,7 @@ AGENT_KEY = "agent"  # in an endpoint: which agent of the node is meant
 _SEPARATOR = "/"  # declared ids cannot contain it
 
 
-class ListedAgent(msgspec.Struct, frozen=True, kw_only=True):
+class ListedAgent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     manifest: Manifest  # as the other node describes it
     status: Status = "unknown"
     error: str | None = None

@@ -77,7 +77,7 @@ class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 8
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     manifest: Manifest
     capability: Capability | None  # None: the agent's capabilities are not known, so it is asked
     tier: Tier
@@ -85,12 +85,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
 
 
-class RouteRefusal(msgspec.Struct, frozen=True, kw_only=True):
+class RouteRefusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     agent_id: str
     reason: str
 
 
-class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
+class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     agent_id: str
     capability: str
     candidates: tuple[Candidate, ...]

@@ -249,7 +249,7 @@ class DirectCallOptions(TracedArguments, frozen=True, kw_only=True):
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
-class CallableTool(msgspec.Struct, frozen=True, kw_only=True):
+class CallableTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A capability that can be called as a tool."""
 
     manifest: Manifest

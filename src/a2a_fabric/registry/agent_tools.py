@@ -34,7 +34,7 @@ class AgentToolReport(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[str, ...] = ()  # a sentence for each tool whose description looks like prompt injection
 
 
-class _Selected(msgspec.Struct, frozen=True):
+class _Selected(msgspec.Struct, frozen=True, gc=False):
     declared: Manifest
     described: Manifest
     manifest: Manifest

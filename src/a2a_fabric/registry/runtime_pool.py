@@ -186,6 +186,7 @@ class LiveRuntime:
             await asyncio.wait_for(self.runtime.aclose(), _CLOSE_TIMEOUT)
         except Exception:
             _log.exception("closing the runtime of %s failed", self.manifest.agent_id)
+        self._call = self.handler = self.runtime  # no longer itself: without a circle it is freed at once
 
 
 class RuntimePool:

@@ -1,10 +1,11 @@
 """Garbage collection in short pauses, however many objects a node has.
 
 A pause of Python's collector is as long as the number of objects that it looks at, about 20,000 in 15 ms, and a
-node with 10,000 agents has half a million. So objects that have stayed for a while are frozen, which means that
-collections leave them out. Nearly all objects are freed by their reference counts, frozen or not; only those that
-refer to each other in a circle stay. When many of them may have gathered, all objects are looked at once, if
-possible at a moment without requests.
+node with 10,000 agents has 200,000. So objects that have stayed for a while are frozen, which means that collections
+leave them out. Nearly all objects are freed by their reference counts, frozen or not; only those that refer to each
+other in a circle stay. Calls, lists and changes of agents leave no circles, and manifests are not tracked at all; what
+leaves some are sessions that the SDK of MCP served. When many may have gathered, all objects are looked at once, at a
+moment without requests. A busy node waits with that until it must.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ _INTERVAL = 60.0  # seconds
 _MAX_GROWTH = 500_000  # frozen objects since the last collection of all
 _GROWTH_SHARE = 0.5  # of all that there were
 _POLL_INTERVAL = 0.02
-_POLLS = 500  # for a moment without requests
+_MAX_WAIT = 10.0  # seconds, for a moment without requests
+_MUST_COLLECT = 4  # times the growth after which it looks for such a moment
 
 
 class GarbageCollection:
-    def __init__(self, is_idle: Callable[[], bool]) -> None:
-        """`is_idle`: whether no request is waiting for its reply."""
+    def __init__(self, is_idle: Callable[[], bool], max_growth: int = _MAX_GROWTH, max_wait: float = _MAX_WAIT) -> None:
+        """`is_idle`: whether no request is waiting for its reply; `max_wait` is for such a moment, in seconds."""
         self._is_idle = is_idle
-        self._frozen = 0
+        self._max_growth = max_growth
+        self._max_wait = max_wait
+        self._frozen = gc.get_freeze_count()
 
     async def run(self) -> None:
         """Exclude the objects of the start, then collect every minute: an idle node never reaches the thresholds."""
@@ -42,8 +46,7 @@ class GarbageCollection:
             while True:
                 await asyncio.sleep(_INTERVAL)
                 gc.collect()
-                if gc.get_freeze_count() - self._frozen > max(_MAX_GROWTH, _GROWTH_SHARE * self._frozen):
-                    await self._collect_all()
+                await self.collect_all_if_it_pays()
                 await asyncio.to_thread(_return_free_memory)
         finally:
             gc.callbacks.remove(self._on_collection)
@@ -53,14 +56,22 @@ class GarbageCollection:
         if phase == "stop" and info["generation"] == 2 and len(gc.get_objects(generation=2)) > _MAX_OLD:
             gc.freeze()
 
-    async def _collect_all(self) -> None:
-        for _ in range(_POLLS):
+    async def collect_all_if_it_pays(self) -> None:
+        """Look at all objects if many more are frozen than after the last time, and no request has to wait for it."""
+        growth = gc.get_freeze_count() - self._frozen
+        most = max(self._max_growth, _GROWTH_SHARE * self._frozen)
+        if growth > most and (await self._wait_until_idle() or growth > _MUST_COLLECT * most):
+            gc.unfreeze()
+            gc.collect()
+            self._freeze()
+
+    async def _wait_until_idle(self) -> bool:
+        """Whether such a moment came in time."""
+        for _ in range(round(self._max_wait / _POLL_INTERVAL)):
             if self._is_idle():
-                break
+                return True
             await asyncio.sleep(_POLL_INTERVAL)
-        gc.unfreeze()
-        gc.collect()
-        self._freeze()
+        return False
 
     def _freeze(self) -> None:
         gc.freeze()

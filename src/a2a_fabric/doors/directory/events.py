@@ -157,7 +157,7 @@ class DirectoryEventsParams(msgspec.Struct, frozen=True, kw_only=True, rename="c
         return not self.capabilities or not offered.isdisjoint(map(normalize_name, self.capabilities))
 
 
-class DirectoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     number: int
     kind: DirectoryEventKind
     manifest: Manifest
