@@ -19,6 +19,7 @@ from bench import (
     calls,
     chart,
     graphs,
+    instructions,
     jobs,
     mcp_rows,
     memory,
@@ -56,9 +57,10 @@ GROUPS = {
     "policy": "the rules of the operator, up to 1,000",
     "routing": "choosing an agent by words, beside a scan of all phrases",
     "signing": "signed requests, passports, mandates and receipts",
+    "instructions": "instructions per call and event, counted by valgrind, which has to be installed (only if named)",
     "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",
 }
-ONLY_IF_NAMED = {"peers"}
+ONLY_IF_NAMED = {"instructions", "peers"}
 NOT_QUICK = {"memory", "lists", "runtimes", "jobs"}
 
 
@@ -110,6 +112,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "policy": policy.run,
         "routing": word_routing.run,
         "signing": signing.run,
+        "instructions": lambda: instructions.run(runner),
         "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
     }
     run[name]()

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -79,10 +79,14 @@ def module(
     core: int | None = None,
     env: dict[str, str] | None = None,
     python: str = sys.executable,
+    prefix: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
-    """Start a module that serves the port in its first argument; the caller waits until it answers."""
+    """Start a module that serves the port in its first argument; the caller waits until it answers.
+
+    `prefix` comes before the command: a program under which it runs.
+    """
     port = free_port()
-    with process(python, "-m", name, str(port), *argv, core=core, env=env) as pid:
+    with process(*prefix, python, "-m", name, str(port), *argv, core=core, env=env) as pid:
         yield ServerProcess(port, pid)
 
 
@@ -132,6 +136,7 @@ def node(
     wait: bool = True,
     settings: str = "",
     source: Path | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
     """A node with auth, trace, log (to a file) and metrics.
 
@@ -143,7 +148,7 @@ def node(
         Path(folder, "fabric.yaml").write_text(
             f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
         )
-        argv = (sys.executable, "-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
+        argv = (*prefix, sys.executable, "-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
         env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
         with process(*argv, core=core, env=env) as pid:
             if wait:

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from a2a_fabric.agent import Agent
@@ -211,3 +212,69 @@ async def test_a_client_that_says_much_of_itself_is_served_but_not_remembered(no
         for _ in range(2):
             assert (await ask(node, "tools/list", {}, meta)).status == 200
         assert goes_the_short_way(node, "tools/list", {}, meta) is is_remembered
+
+
+async def call_tool(node: Node, name: str, arguments: dict[str, Any], meta: dict[str, Any], **headers: Any) -> Reply:
+    reply = await ask(node, "tools/call", {"name": name, "arguments": arguments}, meta, **headers)
+    assert reply.status == 200, reply.body
+    return reply
+
+
+async def test_a_repeated_call_follows_the_catalog(node: Node) -> None:
+    """What is kept of a tool for its next call ends with the state of the catalog from which it was taken."""
+    known, registry = stranger(), node.fabric.registry
+    await ask(node, "tools/list", {}, known)
+    newcomer = Agent("newcomer")
+
+    @newcomer.capability
+    async def act(depth: int = 1) -> None:
+        """Do nothing."""
+
+    registry.register_agent(newcomer.manifest({"uri": "http://127.0.0.1:9/"}))
+    for _ in range(3):
+        refused = (await call_tool(node, "newcomer_act", {"depth": 2}, known)).json["result"]
+        assert refused["structuredContent"]["error"]["code"] == "AGENT_OFFLINE"
+    bad = (await call_tool(node, "newcomer_act", {"depth": "deep"}, known)).json["result"]
+    assert bad["structuredContent"]["error"]["code"] == "BAD_INPUT"
+    registry.register_agent(Agent("newcomer").manifest({"uri": "http://127.0.0.1:9/"}))
+    assert _code(await ask(node, "tools/call", {"name": "newcomer_act", "arguments": {}}, known)) == -32602
+
+
+async def test_a_repeated_call_takes_options_and_answers_with_the_trace_that_it_names(node: Node, percy: Percy) -> None:
+    known, trace_id = stranger(), "0af7651916cd43dd8448eb211c80319c"
+    await ask(node, "tools/list", {}, known)
+    for _ in range(2):
+        await call_tool(node, "percy_reason", {"task": "go", "depth": 3}, known)
+    await call_tool(node, "percy_reason", {"task": "go", "timeout_ms": 4000}, known)
+    *plain, short = [call.target.timeout_ms for call in percy.calls]
+    assert short <= 4000 < min(plain)
+    traced = {**known, "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    reply = await call_tool(node, "percy_reason", {"task": "go"}, traced)
+    assert percy.calls[-1].trace.trace_id.replace("-", "") == trace_id
+    assert reply.headers["x-trace-id"].replace("-", "") == trace_id
+    node.fabric.gateway.set_timeouts(2000, 5000)
+    await call_tool(node, "percy_reason", {"task": "go"}, known)
+    assert percy.calls[-1].target.timeout_ms <= 2000
+
+
+async def test_what_is_kept_for_one_caller_serves_no_other(percy: Percy) -> None:
+    """Each caller has its own rights, whoever has called the tool before; and a key that is gone is gone at once."""
+    keys = [
+        {"id": "wide", "key": "a-wide-key-1", "scopes": ["agent:percy"]},
+        {"id": "narrow", "key": "a-narrow-key-1", "scopes": ["capability:plan"]},
+    ]
+    async with running(percy.agent, config={"auth": {"keys": keys}}) as node:
+        known = stranger()
+        wide, narrow = ({"Authorization": f"Bearer {key['key']}"} for key in keys)
+        await ask(node, "tools/list", {}, known, **wide)
+        for _ in range(2):
+            allowed = await call_tool(node, "percy_reason", {"task": "go"}, known, **wide)
+            assert allowed.json["result"]["structuredContent"]["answer"] == "go"
+            refused = await call_tool(node, "percy_reason", {"task": "go"}, known, **narrow)
+            assert refused.json["result"]["structuredContent"]["error"]["code"] == "AUTH_DENIED"
+        assert {call.auth.principal_id for call in percy.calls} == {"wide"}
+        config = node.fabric.config
+        gone = msgspec.structs.replace(config, auth=msgspec.structs.replace(config.auth, keys=config.auth.keys[1:]))
+        node.fabric.reload(gone)
+        reply = await ask(node, "tools/call", {"name": "percy_reason", **TASK}, known, **wide)
+        assert reply.status == 401

@@ -142,7 +142,9 @@ class Resolver:
         """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, BadInput for a view that does not exist, and
         RateLimited if a token cannot be checked now.
         """
-        principal = self._cache.get(credentials.authorization) if credentials.is_single else None
+        principal = None
+        if credentials.passport is None and credentials.api_key is None and credentials.peer.certificate is None:
+            principal = self._cache.get(credentials.authorization)  # `is_single`, with a header that was remembered
         if principal is None:
             principal = self._identify(credentials)
         else:

@@ -1,7 +1,15 @@
 """The `fabric.*` operations, each defined once: name, schema, handler. Doors and the command line show them."""
 
-from a2a_fabric.operations.calls import CallableTool
+from a2a_fabric.operations.calls import CallableTool, PlainToolCalls
 from a2a_fabric.operations.operation import Operation, OperationRequest, PreparedOperation, TraceRef
 from a2a_fabric.operations.table import Operations
 
-__all__ = ["Operation", "Operations", "PreparedOperation", "OperationRequest", "CallableTool", "TraceRef"]
+__all__ = [
+    "CallableTool",
+    "Operation",
+    "OperationRequest",
+    "Operations",
+    "PlainToolCalls",
+    "PreparedOperation",
+    "TraceRef",
+]

@@ -15,12 +15,22 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import LINE_PATTERN, Capability, Manifest, normalize_name
-from a2a_fabric.core.call import ATTACHMENTS, Attachment, Call, Emit, Format, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.call import (
+    ATTACHMENTS,
+    Attachment,
+    Call,
+    Emit,
+    Format,
+    Input,
+    Principal,
+    ResponseForm,
+    Target,
+)
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, OutOfScope, UnknownOperation
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.policy import administers, find_denial_by_name, find_refusal, is_limited, is_scoped
-from a2a_fabric.core.propagation import WireChain, pick_longer_chain
-from a2a_fabric.core.result import Answer, Answers, Result
+from a2a_fabric.core.propagation import MaybeChain, Trace, WireChain, pick_longer_chain
+from a2a_fabric.core.result import Answer, Answers, OriginalMessage, Result
 from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
@@ -256,6 +266,52 @@ class CallableTool(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     capability: Capability
 
 
+class PlainToolCalls:
+    """The plain calls of one tool by one caller: those with arguments of the tool alone, and no wish for events.
+
+    What such calls have in common is found out once. A door keeps it for as long as the catalog and the caller's
+    principal are the same objects. It grants nothing: each call passes all steps, which decide anew.
+    """
+
+    __slots__ = ("_decoder", "_gateway", "_reserved", "_target", "principal")
+
+    def __init__(
+        self, gateway: Gateway, tool: CallableTool, principal: Principal, decoder: msgspec.json.Decoder[dict[str, Any]]
+    ) -> None:
+        self.principal = principal
+        self._gateway = gateway
+        self._decoder = decoder
+        # Arguments that are options of the call, or become the task or attachments, unless the tool has them itself.
+        properties = (tool.capability.input_schema or {}).get("properties")
+        self._reserved = _RESERVED_ARGUMENTS.difference(properties if isinstance(properties, dict) else ())
+        self._target = Target(
+            agent_id=tool.manifest.agent_id, capability=tool.capability.name, timeout_ms=gateway.default_timeout_ms
+        )
+
+    def build(
+        self, raw: msgspec.Raw, trace: Trace, chain: MaybeChain, original: OriginalMessage | msgspec.UnsetType
+    ) -> Call | None:
+        """None if the arguments are no object, or hold more than those of the tool: `prepare_tool` looks closer."""
+        try:
+            arguments = self._decoder.decode(raw)
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            return None
+        if not self._reserved.isdisjoint(arguments):
+            return None
+        target, timeout_ms = self._target, self._gateway.default_timeout_ms
+        if target.timeout_ms != timeout_ms:  # the operator has changed it
+            target = self._target = msgspec.structs.replace(target, timeout_ms=timeout_ms)
+        return Call(
+            trace=trace,
+            auth=self.principal,
+            target=target,
+            input=Input(context=arguments),
+            response=_PLAIN_RESPONSE,
+            delegation_chain=chain,
+            original=original,
+        )
+
+
 class ToolOperations:
     def __init__(self, gateway: Gateway, calls: CallOperations) -> None:
         self._gateway = gateway
@@ -339,6 +395,13 @@ class ToolOperations:
             call_input = _input_from_arguments(tool.capability, arguments)
         run = partial(self._run, tool, call_input, options)
         return PreparedOperation(run=run, stream=options.stream, trace=options.trace, is_call=True)
+
+    def plan_plain_calls(self, tool: CallableTool, principal: Principal) -> PlainToolCalls | None:
+        """None if calls of this tool may become jobs, or if it says nothing of its arguments."""
+        capability = tool.capability
+        if capability.input_schema is None or self._calls.choose_options(None, capability, msgspec.UNSET) is not None:
+            return None
+        return PlainToolCalls(self._gateway, tool, principal, self._decoder)
 
     def find_tool(self, tool_id: str, principal: Principal) -> CallableTool:
         """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`.
@@ -464,6 +527,7 @@ def _has_capability(tool: CallableTool, name: str) -> bool:
 _OPTION_NAMES = ("stream", "timeout_ms", "trace", "continuation", "answers")
 _RESERVED_ARGUMENTS = frozenset({*_OPTION_NAMES, "task", ATTACHMENTS})
 _NO_OPTIONS = DirectCallOptions()
+_PLAIN_RESPONSE = ResponseForm(format="json")
 
 
 def _take_options(arguments: dict[str, Any], capability: Capability, name: str) -> DirectCallOptions:

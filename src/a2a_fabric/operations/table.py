@@ -71,7 +71,8 @@ class Operations:
             health,
             self._tools,
         )
-        self.prepare_tool = self._tools.prepare_tool  # for doors that list tools under their own names
+        # For doors that list tools under their own names.
+        self.prepare_tool, self.plan_plain_calls = self._tools.prepare_tool, self._tools.plan_plain_calls
         self._listed: list[Operation[Any]] = [op for group in groups for op in group.all()]
         # For people at a command line or a console. They are no tools: each would cost every model's context.
         by_people = (

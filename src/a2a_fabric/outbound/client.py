@@ -1,15 +1,13 @@
 """OutboundClient, the implementation of the HTTP port, built for many small requests to few servers.
 
-The client renders the request head, its pool provides a connection (through the connector if a new one is
-needed), and `connection` sends the request and parses the reply. Header names are checked once per set of
-names and kept as a template; values are checked with one scan per request. A request is never sent twice: if
-a kept-alive connection breaks, that is Interrupted; idle connections are closed before servers usually close
-them, so that is rare."""
+The client renders the request head (`headers`), its pool provides a connection (through the connector if a new one is
+needed), and `connection` sends the request and parses the reply. A request is never sent twice: if a kept-alive
+connection breaks, that is Interrupted; idle connections are closed before servers usually close them, so that is
+rare."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 import tempfile
 import time
@@ -25,13 +23,11 @@ from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.outbound.connection import Connection, HTTPStreamedReply, ReplyHead
 from a2a_fabric.outbound.guard import Guard, Url, look_up_addresses, parse_url
+from a2a_fabric.outbound.headers import TOKEN, render_headers
 from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPReply, Interrupted, StreamedReply
-from a2a_fabric.version import __version__
 
 
 def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: bool) -> ssl.SSLContext:
@@ -367,54 +363,7 @@ class ConnectionPool:
             self._loop.call_later(self._idle_timeout / 4, self._sweep)
 
 
-MAX_TEMPLATES = 512
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
-_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a value may hold tabs
-_CLIENT_HEADERS = frozenset(
-    {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect"}
-)
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})  # these send a content-length even if it is 0
-_templates: dict[tuple[str, ...], str] = {}
-_as_json = msgspec.json.Encoder().encode
-
-
-def render_headers(headers: Mapping[str, str]) -> str:
-    """All header lines of the caller, with our user-agent unless the caller sets one."""
-    names, values = tuple(headers), tuple(headers.values())
-    template = _templates.get(names) or _make_template(names)
-    text = "".join(values)
-    if not _is_plain(text) and _FORBIDDEN.search(text):
-        raise ConnectFailed("A header with control characters cannot be sent")
-    return template % values
-
-
-def _is_plain(text: str) -> bool:
-    """Whether the text certainly has no control characters. False means: look closer.
-
-    A JSON string is longer than its text if it holds any, except DEL. Encoding it is several times faster than a
-    regular expression.
-    """
-    try:
-        return len(_as_json(text)) == len(text) + 2 and "\x7f" not in text
-    except UnicodeEncodeError:  # a lone surrogate, which cannot be sent either
-        return False
-
-
-def _make_template(names: tuple[str, ...]) -> str:
-    lowered = {name.lower() for name in names}
-    if lowered & _CLIENT_HEADERS:
-        raise ConnectFailed(f"The client itself sets the header {min(lowered & _CLIENT_HEADERS)}")
-    if not all(map(_TOKEN.fullmatch, names)):
-        raise ConnectFailed("A header whose name is not well-formed cannot be sent")
-    template = "".join(f"{name.replace('%', '%%')}: %s\r\n" for name in names)
-    if "user-agent" not in lowered:
-        template += f"user-agent: a2a-fabric/{__version__}\r\n"
-    if len(_templates) >= MAX_TEMPLATES:
-        _templates.clear()
-    _templates[names] = template
-    return template
-
-
 IDLE_TIMEOUT = 4.0  # seconds; common servers close after 5, 15, 60 or 75
 MAX_PREPARED = 1024
 MAX_PREPARED_URL_LENGTH = 512
@@ -543,7 +492,7 @@ class OutboundClient:
 
     def _prepare(self, method: str, url: str) -> _PreparedRequest:
         parsed = self._guard.check_url(url) if self._guard else parse_url(url)
-        if not _TOKEN.fullmatch(method) or method == "CONNECT":
+        if not TOKEN.fullmatch(method) or method == "CONNECT":
             raise ConnectFailed(f"{method[:20]!r} is not an HTTP method that can be sent")
         start = f"{method} {parsed.target} HTTP/1.1\r\nhost: {parsed.authority}\r\n"
         end = "content-length: 0\r\n\r\n" if method in _BODY_METHODS else "\r\n"

@@ -266,7 +266,7 @@ class RoutingHandler:
         """A handler that asks no agent: raises what the call would be refused with before."""
         if call.input.attachments:
             check_attachments(call.input)
-        plan = self._make_plan(call, stream=True)
+        plan = self._plan(call.target.agent_id, call.target.capability, call.auth, True, call.any_agent is True)
         _, pending_check = self._bind_arguments(call, plan)
         if pending_check is not None:
             await pending_check
@@ -278,7 +278,7 @@ class RoutingHandler:
         target, stream = call.target, call.response.stream
         if call.input.attachments:
             check_attachments(call.input)
-        plan = self._make_plan(call, stream=stream)
+        plan = self._plan(target.agent_id, target.capability, call.auth, stream, call.any_agent is True)
         arguments, pending_check = self._bind_arguments(call, plan)
         if pending_check is not None:
             await pending_check
@@ -341,9 +341,6 @@ class RoutingHandler:
                     self._on_fallback(plan.agent_id, agent_id, _classify_fallback(result.fallback))
                 return result
         raise AssertionError("a plan has at least one candidate")
-
-    def _make_plan(self, call: Call, *, stream: bool) -> RoutePlan:
-        return self._plan(call.target.agent_id, call.target.capability, call.auth, stream, call.any_agent is True)
 
     def _bind_arguments(self, call: Call, plan: RoutePlan) -> tuple[dict[str, Any] | None, Awaitable[None] | None]:
         """The arguments for the named agent, checked; and, if the check takes long, what has to be awaited first.

@@ -287,7 +287,7 @@ class _Clock:
         self._second = 0
         self._text = ""
 
-    def __call__(self) -> str:
+    def format_now(self) -> str:
         now = time.time()
         second = int(now)
         if second != self._second:
@@ -296,7 +296,7 @@ class _Clock:
         return self._text + _MILLISECONDS[int((now - second) * 1000)]
 
 
-timestamp = _Clock()
+timestamp = _Clock().format_now
 
 
 def format_entry(entry: LogEntry) -> str:

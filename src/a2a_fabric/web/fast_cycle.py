@@ -226,15 +226,16 @@ class FastCycle(RequestResponseCycle):
 
     def _finish_response(self) -> None:
         self.response_complete = True
+        connection = self._connection
         if self._waiter is not None:
             self.set()
         if not self.keep_alive:
-            self._connection.linger()  # closes at once if the request is complete
-        self._connection.on_response_complete()
-        self._break_references()
+            connection.linger()  # closes at once if the request is complete
+        connection.on_response_complete()
+        self.task = None  # as `_break_references`
+        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[attr-defined]  # the scope of a request is a dict
 
     def _break_references(self) -> None:
         """Drop task and scope, which refer to this cycle: only the garbage collector would free a reference cycle."""
         self.task = None
-        scope: Any = self.scope
-        scope.pop(SHORTCUT_KEY, None)
+        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from a2a_fabric.core.propagation import new_trace, trace_from_traceparent
 from a2a_fabric.core.result import Questions
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
+    HEAD_KEY,
     SHORTCUT_KEY,
     ClientDisconnected,
     DoorEdge,
@@ -149,7 +150,7 @@ class McpHttpEndpoint:
         self._initializing: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        head = head_from_scope(scope)
+        head: RequestHead = scope.get(HEAD_KEY) or head_from_scope(scope)
         shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
         fast_path, cycle, body, questions = None, None, None, None
         try:
@@ -162,9 +163,13 @@ class McpHttpEndpoint:
                     return
             fast_path = self._find_fast_path(scope, principal)
             if body is not None and fast_path is not None and shortcut is not None:
-                trusted = fast_path.parse_trusted(scope, head, body)
+                trusted = fast_path.parse_trusted(scope, head, body, principal)
                 if trusted is not None:
-                    await fast_path.answer(trusted, DirectRequestContext(principal, head), send, shortcut)
+                    request, plain_call = trusted
+                    if plain_call is not None:
+                        await fast_path.answer_plainly(request, plain_call, send, shortcut)
+                    else:
+                        await fast_path.answer(request, DirectRequestContext(principal, head), send, shortcut)
                     return
                 call = fast_path.parse_session_call(scope, head, body)
                 session = fast_path.sessions.find(head, call.id, principal) if call is not None else None

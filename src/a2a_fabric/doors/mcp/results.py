@@ -174,6 +174,10 @@ def _to_plain_json(data: dict[str, Any]) -> Any:
 TRACE_KEY = "a2a-fabric/trace"
 FALLBACK_KEY = "a2a-fabric/fallback"
 NOTES_KEY = "a2a-fabric/notes"
+_PLAIN_RESULT = (
+    b'{"content":[{"type":"text","text":%%b}],"structuredContent":%%b,"isError":false,"resultType":"complete",'
+    b'"_meta":{"%b":%%b%%b}}' % TRACE_KEY.encode()
+)
 
 
 def render_result(result: Result, trace: Trace) -> dict[str, Any]:
@@ -201,6 +205,30 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
         "resultType": "complete",
         "_meta": meta,
     }
+
+
+def encode_plain_result(result: Result, trace: Trace, more_meta: bytes) -> bytes | None:
+    """`render_result` as JSON, for a result that is nothing but data, as most are; None for any other.
+
+    `more_meta` are further members of `_meta`, encoded, with a comma before them. Raises UpstreamFailed.
+    """
+    if (
+        result.parts
+        or result.notes
+        or result.original
+        or result.fallback is not None
+        or result.asked is not None
+        or result.job_id is not None
+    ):
+        return None
+    data = result.data
+    try:
+        structured = _encode(data)
+        answer = data.get("answer") if len(data) == 1 else None
+        text = _encode(answer if isinstance(answer, str) else structured.decode())
+    except JSON_ENCODE_ERRORS as exc:
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+    return _PLAIN_RESULT % (text, structured, _encode(trace), more_meta)
 
 
 def render_error(error: FabricError, trace: Trace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.call import Emit, Principal, ignore_event
+from a2a_fabric.core.call import Call, Emit, Principal, ignore_event
 from a2a_fabric.core.errors import (
     AgentNotFound,
     BadInput,
@@ -82,7 +82,7 @@ class ToolCall:
         self._request_context = request_context
         self._name = name
         self._original = SHOWS_APPS if request_context.can_show_apps else msgspec.UNSET
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
 
     async def run(
         self,
@@ -93,6 +93,11 @@ class ToolCall:
         """A result, a task, or questions. Raises UnknownTool, and McpCallerDisconnected."""
         is_call = False
         try:
+            if isinstance(arguments, msgspec.Raw) and emit is None and not answers and self._meta_chain is None:
+                plain_call = self._build_plain_call(arguments)
+                if plain_call is not None:
+                    work = self._context.gateway.call(plain_call, ignore_event)
+                    return self.render(await self._request_context.run_cancellable(work))
             registry = self._context.gateway.registry
             if not self._catalog.is_current:
                 await self._catalog.refresh(self._request_context.principal)
@@ -115,20 +120,24 @@ class ToolCall:
             )
             work = prepared.run(request, ignore_event) if emit is None else self._run_streamed(prepared, request, emit)
             result = await self._request_context.run_cancellable(work)
-            response = self._render(result)
-        except FabricError as error:
-            if not error.is_logged:
-                self._log_request(error)
-            if isinstance(error, LoginRequired) and error.questions is not None:
-                return error.questions
-            return results.render_error(error, self.trace)
+            response = self.render(result)
         except (UnknownTool, ScopeMissing, McpCallerDisconnected):
             raise
-        except Exception:
-            return self._render_internal_error()
+        except Exception as exc:
+            return self.render_failure(exc)
         if not is_call:
             self._log_request(None)
         return response
+
+    def render_failure(self, exc: Exception) -> dict[str, Any] | Questions:
+        """The result for an exception. Call this while it is being handled."""
+        if not isinstance(exc, FabricError):
+            return self._render_internal_error()
+        if not exc.is_logged:
+            self._log_request(exc)
+        if isinstance(exc, LoginRequired) and exc.questions is not None:
+            return exc.questions
+        return results.render_error(exc, self.trace)
 
     def render_unanswerable(self, questions: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
         """The error for a client that cannot answer the questions. Models read only the text, so it holds them."""
@@ -144,7 +153,7 @@ class ToolCall:
         result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})
         return result
 
-    def _render(self, result: Result) -> dict[str, Any] | Questions:
+    def render(self, result: Result) -> dict[str, Any] | Questions:
         if result.asked is not None:
             return result.asked
         if result.job_id is not None and self._accepts_tasks():
@@ -163,6 +172,14 @@ class ToolCall:
         with suppress(AgentNotFound):  # `_prepare` reports it
             if self._catalog.get_input_schema(self._name, principal) is None:
                 await self._context.gateway.registry.wait_for_lists(principal)
+
+    def _build_plain_call(self, arguments: msgspec.Raw) -> Call | None:
+        """None if more has to be found out about the call."""
+        request_context = self._request_context
+        plain_calls = self._catalog.find_plain_calls(self._name, request_context.principal)
+        if plain_calls is None:
+            return None
+        return plain_calls.build(arguments, self.trace, request_context.delegation_chain, self._original)
 
     def _find_target(self, name: str) -> tuple[str, str] | None:
         return self._catalog.find_target(name, self._request_context.principal)
@@ -215,7 +232,7 @@ class ToolCall:
     def _log_request(self, error: FabricError | None) -> None:
         """Log a request that was not logged as a call."""
         code, message = (error.code, error.message) if error else (None, None)
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self.started
         name = to_encodable_text(self._name)
         self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
 

@@ -18,7 +18,7 @@ from a2a_fabric.core.policy import find_refusal
 from a2a_fabric.core.ports import AgentCatalog
 from a2a_fabric.doors.mcp.tool_list import MAX_RECENT_TOOLS, ToolList, ToolListSettings
 from a2a_fabric.doors.mcp.tool_names import ToolKey, ToolNames
-from a2a_fabric.operations import CallableTool
+from a2a_fabric.operations import CallableTool, PlainToolCalls
 from a2a_fabric.protocols.mcp.apps import find_ui_uri, may_app_call
 
 _get_id = attrgetter("agent_id")
@@ -66,6 +66,8 @@ class ToolTable:
         self.encoded: dict[ToolKey, bytes] = {}  # tools as lists show them
         self.without_header_params: dict[str, bool] = {}
         self.allowed: dict[tuple[int, str], Principal] = {}  # callers that may call a tool, by their identity
+        # Of callers that last, by their identity. Each with the key of the tool, if its uses are noted.
+        self.plain_calls: dict[tuple[int, str], tuple[PlainToolCalls, ToolKey | None]] = {}
         self._settings = settings
         self._pinned_view = settings.pinned_view
         self._names = names
@@ -93,6 +95,7 @@ class ToolTable:
         self.lists.clear()
         self.without_header_params.clear()
         self.allowed.clear()
+        self.plain_calls.clear()
         self._by_own_name = self._always_listed = None
         previous = self.catalog
         changed = set(map(_get_id, chain(catalog.agents, catalog.tools)))

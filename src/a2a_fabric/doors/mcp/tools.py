@@ -42,7 +42,7 @@ from a2a_fabric.doors.mcp.tool_list import (
 from a2a_fabric.doors.mcp.tool_names import ToolKey, ToolNames, assign_names
 from a2a_fabric.doors.mcp.tool_table import CatalogTool, ToolTable, make_canonical_name
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations import CallableTool, Operation, Operations, PreparedOperation
+from a2a_fabric.operations import CallableTool, Operation, Operations, PlainToolCalls, PreparedOperation
 from a2a_fabric.operations.calls import PREFIX, forbidden_tool
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.apps import find_ui_uri, may_app_call, to_public_tool_meta
@@ -206,6 +206,13 @@ class ToolCatalog(Protocol):
         """
         ...
 
+    def find_plain_calls(self, name: str, principal: Principal) -> PlainToolCalls | None:
+        """A shorter way than `prepare` to plain calls of a tool, if there is one for this tool and this caller.
+
+        Such a tool wants no argument repeated in a header.
+        """
+        ...
+
     def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
         """The input schema of a tool; None if there is no such tool."""
         ...
@@ -337,6 +344,36 @@ class GatewayToolCatalog:
         if operation not in self._operation_names and is_limited(principal) and not operation.startswith(PREFIX):
             raise forbidden_tool(name, principal)
         return self._operations.prepare(operation, raw, principal)
+
+    def find_plain_calls(self, name: str, principal: Principal) -> PlainToolCalls | None:
+        """Kept in the table until the catalog changes. A principal is another object when its rights change."""
+        table, registry = self._table, self._gateway.registry
+        if table.catalog is not registry.catalog:
+            return None  # `prepare` brings the table up to date
+        kept = table.plain_calls.get((id(principal), name))
+        if kept is None:
+            return None if registry.has_logins else self._plan_plain_calls(table, name, principal)
+        plain_calls, noted_key = kept
+        if noted_key is not None:
+            self._recent_tools.note(principal.principal_id, noted_key)
+        return plain_calls
+
+    def _plan_plain_calls(self, table: ToolTable, name: str, principal: Principal) -> PlainToolCalls | None:
+        """None where `prepare` has something to find out each time. `has_logins` changes only with the catalog."""
+        item = table.by_name.get(name)
+        if item is None or not self.has_no_header_params(name) or not self._may_call(table, item, name, principal):
+            return None
+        plain_calls = self._operations.plan_plain_calls(item.tool, principal)
+        if plain_calls is None:
+            return None
+        is_noted = table.may_hide_tools and not table.is_always_listed(item)
+        if is_noted:
+            self._recent_tools.note(principal.principal_id, item.key)
+        if principal.mode in LASTING_MODES:
+            if len(table.plain_calls) >= MAX_REMEMBERED:
+                table.plain_calls.clear()
+            table.plain_calls[id(principal), name] = plain_calls, item.key if is_noted else None
+        return plain_calls
 
     def _may_call(self, table: ToolTable, item: CatalogTool, name: str, principal: Principal) -> bool:
         """Decided once for each caller and tool, until the catalog changes."""
@@ -552,6 +589,10 @@ class AgentToolCatalog:
                 raise CapabilityNotFound(manifest.agent_id, name, offered)
             capability = Capability(name=name)  # the agent has not declared its capabilities, so the call decides
         return self._operations.prepare_tool(CallableTool(manifest=manifest, capability=capability), name, raw)
+
+    def find_plain_calls(self, name: str, principal: Principal) -> PlainToolCalls | None:
+        """Most callers are proxied to the agent, so what is here is for few."""
+        return None
 
     def get_input_schema(self, name: str, principal: Principal) -> dict[str, Any] | None:
         capability = self._find_capability(self._get_manifest(principal), name)

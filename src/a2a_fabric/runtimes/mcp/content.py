@@ -82,6 +82,7 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="_meta")
 
 
+_decode = msgspec.json.Decoder().decode
 _decode_tool_reply = msgspec.json.Decoder(ToolReply).decode
 
 
@@ -158,7 +159,13 @@ def manifest_from_server(
 
 def result_from_tool_reply(reply: ToolReply, agent_id: str) -> Result:
     """Structured content is the answer; without it, the text is. Everything else becomes parts."""
-    result, raw_meta = _read_answer(reply, agent_id), bytes(reply.meta)
+    structured, content, raw_meta = reply.structured_content, reply.content, bytes(reply.meta)
+    if structured is msgspec.UNSET or structured is None:
+        result = result_from_parts(_read_parts(content, agent_id))
+    elif _repeats_structured_content(content, structured):
+        result = Result(data=to_json_object(structured))
+    else:
+        result = Result(data=to_json_object(structured), parts=_read_parts(content, agent_id))
     if not raw_meta or (len(raw_meta) <= _MAX_CACHED_META and _has_no_meta_for_callers(raw_meta)):
         return result
     meta = _read_meta_for_callers(raw_meta)
@@ -177,26 +184,19 @@ def _has_no_meta_for_callers(raw_meta: bytes) -> bool:
     return not _read_meta_for_callers(raw_meta)
 
 
-def _read_answer(reply: ToolReply, agent_id: str) -> Result:
-    structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
-    if structured is None:
-        return result_from_parts(_read_parts(reply.content, agent_id))
-    data = to_json_object(structured)
-    if _repeats_structured_content(reply.content, structured):
-        return Result(data=data)
-    return Result(data=data, parts=_read_parts(reply.content, agent_id))
-
-
 def _read_parts(content: Sequence[McpContentBlock], agent_id: str) -> tuple[Part, ...]:
     return tuple(mark_owner(part_from_block(block), agent_id) for block in content)
 
 
 def _repeats_structured_content(content: Sequence[McpContentBlock], structured: Any) -> bool:
     """Servers repeat structured content as JSON text, for older clients."""
-    if len(content) != 1 or content[0].type != "text" or collect_block_meta(content[0]):
+    if len(content) != 1:
         return not content
+    block = content[0]
+    if block.type != "text" or collect_block_meta(block):
+        return False
     try:
-        return bool(msgspec.json.decode(content[0].text or "") == structured)
+        return bool(_decode(block.text or "") == structured)
     except msgspec.DecodeError:
         return False
 

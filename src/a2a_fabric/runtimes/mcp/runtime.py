@@ -28,7 +28,6 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import (
     Call,
     Emit,
-    Input,
     add_notes,
     bind_arguments,
     describe_unbound_attachments,
@@ -250,8 +249,10 @@ class McpRuntime:
                 return await self._retry_once(await self._send_request(request, call, emit), request, call, emit)
         ends_at = time.monotonic() + call.target.timeout_ms / 1000
         reply = await caller.call(request, call, emit, self._header_maps)
-        if not isinstance(reply, UpstreamRpcError) and reply.task_id is None and not reply.is_error:
-            return self._result_from_reply(reply, request.tool)
+        if isinstance(reply, ToolReply) and reply.task_id is None and not reply.is_error:
+            if reply.result_type == "input_required":
+                return result_from_input_required(reply)
+            return result_from_tool_reply(reply, self._manifest.agent_id)
         with Deadline(ends_at - time.monotonic()):
             if not isinstance(reply, UpstreamRpcError) and reply.task_id is not None:
                 task_id = check_task_id(reply.task_id)
@@ -381,13 +382,11 @@ class McpRuntime:
     def _bind_arguments(self, call: Call) -> tuple[str, dict[str, Any]]:
         name, call_input = call.target.capability, call.input
         capability = self._full_manifest.find_capability(name)
-        if (
-            capability is not None
-            and call_input.arguments is not msgspec.UNSET
-            and not _was_bound_without_schema(call_input)
-        ):
-            return capability.name, call_input.arguments
-        if call_input.arguments is not msgspec.UNSET:
+        arguments = call_input.arguments
+        if arguments is not msgspec.UNSET:
+            # If routing found no schema, it passed task and context as arguments, which no tool takes.
+            if capability is not None and arguments.get("context") is not call_input.context:
+                return capability.name, arguments
             call_input = msgspec.structs.replace(call_input, arguments=msgspec.UNSET)
         arguments = bind_arguments(capability or Capability(name=name, input_schema={}), call_input)
         return (capability.name if capability is not None else name), arguments
@@ -550,12 +549,6 @@ def _measure_tool(tool: types.Tool) -> int:
 
 def _start_timeout(call: Call) -> float:
     return _START_SHARE * call.target.timeout_ms / 1000
-
-
-def _was_bound_without_schema(call_input: Input) -> bool:
-    """Whether routing found no schema and passed task and context as arguments, which no tool takes."""
-    arguments = call_input.arguments
-    return arguments is not msgspec.UNSET and arguments.get("context") is call_input.context
 
 
 def _is_unknown_session(reply: UpstreamRpcError) -> bool:

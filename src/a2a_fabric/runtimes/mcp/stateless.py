@@ -5,7 +5,8 @@ The reply is JSON, or a stream of notifications that ends with the reply. Closin
 Invariants of the fast path (a plain call, no stream, no answers):
 - The body is written by one template. Everything but the tool's name, the arguments, the id, the trace and the
   delegation chain is encoded once, when the caller is made; `_meta_prefixes` therefore end before the last brace.
-- Headers are copied from a dict that is built once per tool; no header of an earlier call can leak into another.
+- Headers are fixed once per tool, except those of the trace and the chain (`FixedHeaders`); no header of an earlier
+  call can leak into another.
 - The deadline is the HTTP client's: no timer is made here.
 - Names are cached up to a bound, because tool names come from callers."""
 
@@ -33,6 +34,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.propagation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata, format_traceparent
 from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.headers import FixedHeaders, VaryingHeaders
 from a2a_fabric.outbound.port import (
     HTTPClient,
     OutboundError,
@@ -72,6 +74,8 @@ class _RpcMessage(msgspec.Struct, frozen=True):
 
 
 _message_decoder = msgspec.json.Decoder(_RpcMessage)
+_encode = msgspec.json.Encoder().encode
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StatelessCaller:
@@ -103,33 +107,34 @@ class StatelessCaller:
             }
             for shows_apps in (False, True)
         }
-        self._encoder = msgspec.json.Encoder()
-        self._meta_prefixes = {key: self._encoder.encode(meta)[:-1] for key, meta in self._metas.items()}
-        self._headers_by_tool: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool; with its name as JSON
+        self._meta_prefixes = {key: _encode(meta)[:-1] for key, meta in self._metas.items()}
+        self._headers_by_tool: dict[str, tuple[FixedHeaders, bytes]] = {}  # by tool; with its name as JSON
 
     async def call(
         self, request: ToolRequest, call: Call, emit: Emit, header_maps: HeaderMaps
     ) -> ToolReply | UpstreamRpcError:
         """The server's answer. Raises FabricError if there is no answer."""
-        tool, header, chain = request.tool, format_traceparent(call.trace), b"[]"
-        naming, name = self._headers_by_tool.get(tool) or self._cache_headers(tool)
-        headers = {**naming, "traceparent": header}
+        tool, header = request.tool, format_traceparent(call.trace)
+        fixed_headers, name = self._headers_by_tool.get(tool) or self._cache_headers(tool)
+        headers: Mapping[str, str]
         if call.delegation_chain:
-            headers[DELEGATION_HEADER], chain = as_header_and_json(call.delegation_chain)
+            chain_header, chain = as_header_and_json(call.delegation_chain)
+            headers = VaryingHeaders(fixed_headers, (header, chain_header))
+        else:
+            chain, headers = b"[]", {**fixed_headers.headers, "traceparent": header}
         if header_map := header_maps.get(tool):
-            headers.update(mcp_param_headers(header_map, request.arguments))
+            headers = {**headers, **mcp_param_headers(header_map, request.arguments)}
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
                 return await self._call_streaming(
                     headers, self._encode_detailed_body(request, header, call), timeout, emit
                 )
-            is_plain = not request.answer_params and self._signer is None
-            body = (
-                self._encode_body(name, request, header, chain, self._meta_prefixes[can_show_apps(call)])
-                if is_plain
-                else self._encode_detailed_body(request, header, call)
-            )
+            if not request.answer_params and self._signer is None:
+                arguments, meta_prefix = _encode(request.arguments), self._meta_prefixes[can_show_apps(call)]
+                body = _BODY_TEMPLATE % (next(self._ids), name, arguments, meta_prefix, header.encode(), chain)
+            else:
+                body = self._encode_detailed_body(request, header, call)
             target = self._target
             reply = await self._http.request(
                 "POST", target.uri, headers=headers, body=body, timeout=timeout, limit=target.reply_bytes
@@ -140,18 +145,13 @@ class StatelessCaller:
         except OutboundError as exc:
             raise error_from_outbound(exc, timeout, redact_url(self._target.uri)) from exc
 
-    def _cache_headers(self, tool: str) -> tuple[dict[str, str], bytes]:
+    def _cache_headers(self, tool: str) -> tuple[FixedHeaders, bytes]:
         if len(self._headers_by_tool) >= _MAX_CACHED_NAMES:
             self._headers_by_tool.clear()
         headers = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
-        named = self._headers_by_tool[tool] = headers, self._encoder.encode(tool)
+        named = FixedHeaders(headers, ("traceparent", DELEGATION_HEADER)), _encode(tool)
+        self._headers_by_tool[tool] = named
         return named
-
-    def _encode_body(
-        self, name: bytes, request: ToolRequest, traceparent: str, chain: bytes, meta_prefix: bytes
-    ) -> bytes:
-        arguments = self._encoder.encode(request.arguments)
-        return _BODY_TEMPLATE % (next(self._ids), name, arguments, meta_prefix, traceparent.encode(), chain)
 
     def _encode_detailed_body(self, request: ToolRequest, traceparent: str, call: Call) -> bytes:
         number = next(self._ids)
@@ -164,10 +164,10 @@ class StatelessCaller:
         if call.response.stream:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
         params = {"name": request.tool, "arguments": request.arguments, **request.answer_params, "_meta": meta}
-        return self._encoder.encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+        return _encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
 
     async def _call_streaming(
-        self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit
+        self, headers: Mapping[str, str], body: bytes, timeout: float, emit: Emit
     ) -> ToolReply | UpstreamRpcError:
         async with self._http.stream(
             "POST", self._target.uri, headers=headers, body=body, timeout=timeout, limit=2**62
@@ -201,17 +201,18 @@ async def _iterate_once(body: bytes) -> AsyncIterator[bytes]:
 
 def _parse_answer(status: int, headers: Mapping[str, str], body: bytes) -> ToolReply | UpstreamRpcError:
     """The JSON-RPC answer, whatever the HTTP status is. Raises an error for the status if there is none."""
-    if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
+    is_success = 200 <= status < 300
+    if not is_success and not body.lstrip().startswith(b"{"):  # redirects are never followed
         raise error_from_refusal(status, headers, body, _SERVER)
     try:
-        message = _decode_message(body)
-    except UpstreamFailed:
-        if 200 <= status < 300:
-            raise
+        message = _message_decoder.decode(body)
+    except _DECODE_ERRORS as exc:
+        if is_success:
+            raise _unreadable(exc) from exc
         raise error_from_refusal(status, headers, body, _SERVER) from None
     if message.error is not None:
         return message.error
-    if message.result is None or not 200 <= status < 300:
+    if message.result is None or not is_success:
         raise error_from_refusal(status, headers, body, _SERVER)
     return message.result
 
@@ -219,5 +220,9 @@ def _parse_answer(status: int, headers: Mapping[str, str], body: bytes) -> ToolR
 def _decode_message(body: bytes) -> _RpcMessage:
     try:
         return _message_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UpstreamFailed(f"The MCP server's answer cannot be read: {str(exc)[:200]}") from exc
+    except _DECODE_ERRORS as exc:
+        raise _unreadable(exc) from exc
+
+
+def _unreadable(exc: Exception) -> UpstreamFailed:
+    return UpstreamFailed(f"The MCP server's answer cannot be read: {str(exc)[:200]}")

@@ -1,0 +1,146 @@
+"""Instructions per call, counted by `valgrind --tool=callgrind`: there is no noise, so differences of one percent show.
+
+The work of the kernel is not counted, so a ratio here is none of time; it shows what a change of our own code does.
+The server runs under valgrind, and is warm before its counters are set to zero. Calls are made over one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import calls, job_agent, load, mcp_rows, processes, rest_rows, rig
+from bench.agent import EVENTS
+from bench.mcp_wire import handshake, stateless
+from bench.processes import TOKEN, ServerProcess
+
+CALLS = 150
+_ROUNDS = 5
+_WARM_UP = 300
+_CONTROL_TIMEOUT = 60.0  # seconds
+_READY_TIMEOUT = 120.0
+
+StartServer = Callable[[Sequence[str]], AbstractContextManager[ServerProcess]]
+
+
+class CountedRow(NamedTuple):
+    """`units` are what one request counts as: itself, or the events of its stream."""
+
+    name: str
+    start: StartServer
+    plan: Callable[[int], load.RequestPlan]
+    requests: int = CALLS
+    units: int = 1
+
+
+def run(runner: asyncio.Runner, only: Sequence[str] | None = None) -> None:
+    """`only`: parts of the names of rows."""
+    with ExitStack() as stack:
+        http_agent = stack.enter_context(processes.agent())
+        mcp_server = stack.enter_context(processes.mcp_server())
+        rows = _list_rows(http_agent.port, f"http://127.0.0.1:{mcp_server.port}/mcp")
+        print("\n| instructions per call or event | instructions |\n|---|---|")
+        for row in rows:
+            if only is None or any(text in row.name for text in only):
+                print(f"| {row.name} | {_count(runner, row):,.0f} |", flush=True)
+
+
+def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
+    def start_forwarder(prefix: Sequence[str]) -> AbstractContextManager[ServerProcess]:
+        return processes.module("bench.forwarder", f"http://127.0.0.1:{agent_port}/", prefix=prefix)
+
+    def start_mcp_forwarder(prefix: Sequence[str]) -> AbstractContextManager[ServerProcess]:
+        return processes.module("bench.mcp_forwarder", mcp_uri, prefix=prefix)
+
+    def start_node(manifests: str, settings: str = "") -> StartServer:
+        # A busy node keeps few of its calls; under valgrind it is so slow that it would keep all of them.
+        settings += "history: {calls_per_second: 1}\n"
+        return lambda prefix: processes.node(manifests, settings=settings, prefix=prefix)
+
+    plain = start_node(calls.manifests(agent_port))
+    many = start_node(calls.manifests(agent_port, calls.MANY_AGENTS))
+    mcp = start_node(mcp_rows.manifests(mcp_uri, None))
+    acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
+
+    def target(port: int, token: str = "") -> calls.CallTarget:
+        return calls.CallTarget("", port, 0, "/mcp/call" if token else "/", token)
+
+    def rest_plan(number: int) -> Callable[[int], load.RequestPlan]:
+        return lambda port: rest_rows.rows_of("", ServerProcess(port, 0))[number].plan
+
+    return [
+        CountedRow("plain call, bare forwarder", start_forwarder, lambda port: target(port).plan_calls()),
+        CountedRow("plain call", plain, lambda port: target(port, TOKEN).plan_calls()),
+        CountedRow(
+            "plain call, 10,000 agents",
+            many,
+            lambda port: calls.CallTarget("", port, 0, "/mcp/call", TOKEN, calls.called_agents()).plan_calls(),
+        ),
+        CountedRow("stateless MCP, bare forwarder", start_mcp_forwarder, lambda port: stateless(port, "/mcp", "add")),
+        CountedRow("stateless MCP", mcp, lambda port: stateless(port, "/mcp", "new_add", TOKEN)),
+        CountedRow("stateless MCP, handshake client", mcp, lambda port: handshake(port, "/mcp", "new_add", TOKEN)),
+        CountedRow("handshake MCP", mcp, lambda port: handshake(port, "/mcp", "old_add", TOKEN)),
+        CountedRow("stdio MCP", mcp, lambda port: handshake(port, "/mcp", "pipe_add", TOKEN)),
+        CountedRow("one agent alone", mcp, lambda port: stateless(port, "/agents/new/mcp", "add", TOKEN)),
+        CountedRow("event, bare forwarder", start_forwarder, lambda port: target(port).plan_streams(), 3, EVENTS),
+        CountedRow("event", plain, lambda port: target(port, TOKEN).plan_streams(), 3, EVENTS),
+        CountedRow("fabric.call as a job, accepted", acceptor, rest_plan(0)),
+        CountedRow("POST /v1/tasks, accepted", acceptor, rest_plan(1)),
+        CountedRow("POST /v1/messages, accepted", acceptor, rest_plan(2)),
+    ]
+
+
+def _count(runner: asyncio.Runner, row: CountedRow) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "counted")
+        prefix = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}")
+        with row.start(prefix) as (port, pid):
+            plan = row.plan(port)
+            _wait_until_ready(runner, row, port, plan)
+            warm_up = _WARM_UP if row.units == 1 else row.requests
+            _send(runner, row, port, plan, warm_up)
+            _control(pid, "--instr=on")
+            _send(runner, row, port, plan, warm_up)
+            counts: list[int] = []
+            for _ in range(_ROUNDS):
+                _control(pid, "--zero")
+                _send(runner, row, port, plan, row.requests)
+                _control(pid, "--dump")
+                counts.append(_read_total(out))
+            return min(counts) / row.requests / row.units  # what the node does beside calls comes now and then
+
+
+def _wait_until_ready(runner: asyncio.Runner, row: CountedRow, port: int, plan: load.RequestPlan) -> None:
+    """Until the row's own request is answered: the tools of an MCP server are listed after the start."""
+    ends_at = time.monotonic() + _READY_TIMEOUT
+    while True:
+        try:
+            _send(runner, row, port, plan, 1)
+            return
+        except (ConnectionError, SystemExit):
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(0.1)
+
+
+def _send(runner: asyncio.Runner, row: CountedRow, port: int, plan: load.RequestPlan, requests: int) -> None:
+    result = runner.run(rig.run(port, plan, 1, load.Limit(calls=requests)))
+    if result.failures:
+        raise SystemExit(f"{row.name}: {result.failures} of {result.calls} calls failed: {result.why}")
+
+
+def _control(pid: int, command: str) -> None:
+    subprocess.run(["callgrind_control", command, str(pid)], check=True, capture_output=True, timeout=_CONTROL_TIMEOUT)
+
+
+def _read_total(out: Path) -> int:
+    """From the last dump: the counters since they were set to zero."""
+    newest = max(out.parent.glob(f"{out.name}.*"), key=lambda path: int(path.suffix[1:]))
+    lines = newest.read_text(errors="replace").splitlines()
+    return int(next(line.split()[1] for line in reversed(lines) if line.startswith(("totals:", "summary:"))))
