@@ -290,6 +290,8 @@ class TestKeysOfANode:
         first = keys.get()
         assert keys.path.stat().st_mode & 0o077 == 0
         assert NodeKeys(keys.path).get().key_id == first.key_id
+        keys.public_path.write_bytes(b"")  # as `a2a-fabric identity show --json > identity.jwks.json` does first
+        assert [each["kid"] for each in keys.list_public()] == [first.key_id]
         second = keys.rotate(overlap=3600)
         assert [each["kid"] for each in keys.list_public()] == [second.key_id, first.key_id]
         assert all("d" not in each for each in keys.list_public())

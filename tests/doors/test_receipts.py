@@ -268,6 +268,10 @@ class TestAnExport:
         assert "broken at line 5, receipt 5 of home" in run_cli(
             tmp_path, "receipts", "verify", str(path), "--keys", str(keys), expected=1
         )
+        path.write_bytes(b"\n".join(lines[:-2]) + b"\n")  # the newest receipt, and the end that would tell it
+        assert "cut off at its end" in run_cli(
+            tmp_path, "receipts", "verify", str(path), "--keys", str(keys), expected=1
+        )
 
 
 class TestTheWriter:

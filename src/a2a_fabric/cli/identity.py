@@ -25,7 +25,7 @@ def show_identity(
 
     The JSON is a JSON Web Key Set, as other nodes and agents take it (`jwks_file`, `NodeIdentityVerifier`).
 
-    Example: a2a-fabric identity show --create --json > node.jwks.json
+    Example: a2a-fabric identity show --create --json > public-keys.json
     """
     keys = open_keys(config)
     if create:

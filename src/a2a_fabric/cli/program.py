@@ -277,7 +277,7 @@ class ReceiptCommands(CommandGroup):
 
     A node with `receipts: {enabled: true}` signs a receipt of each call. Each refers to the one before it.
 
-    Example: a2a-fabric receipts verify receipts.jsonl --keys node.jwks.json
+    Example: a2a-fabric receipts verify receipts.jsonl --keys public-keys.json
     """
 
     rows: ClassVar = {

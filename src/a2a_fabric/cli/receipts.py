@@ -87,7 +87,7 @@ def verify_receipts(
 ) -> None:
     """Check every signature and every link of an export. It needs no node.
 
-    Example: a2a-fabric receipts verify receipts.jsonl --keys node.jwks.json
+    Example: a2a-fabric receipts verify receipts.jsonl --keys public-keys.json
     """
     trusted: dict[str, Ed25519PublicKey] = {}
     for path in keys or ():
@@ -100,7 +100,7 @@ def verify_receipts(
         print_json(msgspec.to_builtins(verification))
     else:
         _print_verification(file, verification)
-    if verification.broken is not None:
+    if verification.broken is not None or not verification.is_sealed:
         raise typer.Exit(1)
 
 
@@ -112,13 +112,15 @@ def _print_verification(file: Path, verification: Verification) -> None:
         if verification.receipts:
             print_line(f"Receipts before it that are good: {verification.receipts}")
         return
+    if not verification.is_sealed:
+        print_line(f"{file}: cut off at its end: the signed last line is missing, and receipts may be, too")
+        print_line(f"Receipts before it that are good: {verification.receipts}")
+        return
     print_line(f"{file}: {verification.receipts} receipts, every signature and every link is good")
     for chain in verification.chains:
         print_line(f"{chain.chain}: {chain.first} to {chain.last}")
     if any(chain.first > 1 for chain in verification.chains):
         remark("A chain does not begin at 1: older receipts were removed by age or number")
-    if not verification.is_sealed:
-        remark("The file has no signed end, so receipts may be missing there")
     if not verification.has_trusted_keys:
         remark(
             "The keys came from the file itself. To know whose receipts these are, name the keys of the nodes: --keys"

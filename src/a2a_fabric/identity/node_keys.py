@@ -114,7 +114,9 @@ class NodeKeys:
 def _read_public_keys(path: Path) -> tuple[dict[str, Any], ...]:
     """Raises ConfigError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PublicKeySet).keys
+        content = path.read_bytes()
+        # A shell empties the file of `identity show --json > FILE` before the command reads it.
+        return msgspec.json.decode(content, type=PublicKeySet).keys if content else ()
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
