@@ -371,3 +371,22 @@ async def test_agents_that_left_leave_the_metrics_once_there_are_many() -> None:
         value for name, labels, value in samples if name == "fabric_calls_total" and labels["target_id"] == "percy"
     ]
     assert calls == 2
+
+
+async def test_a_million_label_values_are_counted_together() -> None:
+    """Agents may register under any name, so a flood of names must not become a flood of rows."""
+    metrics = Metrics("1", max_rows=1000)
+    for number in range(1_000_000):
+        manifest = Manifest(agent_id=f"guest-{number}", endpoint={}, capabilities=(Capability(name="act"),))
+        metrics.get_tally(manifest, "act", None).add(0.1)
+    for number in range(5000):
+        metrics.count_retry(f"guest-{number}", is_made=True)
+        metrics.count_status_change(f"guest-{number}", "online")
+        metrics.count_fallback(f"guest-{number}", "percy", "timeout")
+        metrics.get_tally(None, "act", f"CODE_{number}").add(0.1)
+    text = (await metrics.render_exposition()).decode()
+    assert metrics.row_count < 6000
+    assert 'fabric_calls_total{capability="other",status="success",target_id="other",target_type="agent"} 999000.0' in text
+    assert 'fabric_errors_total{error_code="other",target_type="agent"}' in text
+    assert 'fabric_retries_total{status="made",target_id="other"} 4000.0' in text
+    assert len(text) < 3_000_000

@@ -16,7 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.job import JOB_STATES
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.limits import FairLimit
@@ -94,7 +94,16 @@ class ProcessMetrics:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._started_at = time.time()
+        self._started_at = self._read_start()
+
+    def _read_start(self) -> float:
+        """When the process started; where the system does not tell, when its node did."""
+        try:
+            fields = (self._proc / "self/stat").read_text().rpartition(")")[2].split()
+            booted = next(line for line in (self._proc / "stat").read_text().splitlines() if line.startswith("btime "))
+            return int(booted.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+            return time.time()
 
     def render(self) -> Iterator[str]:
         used = os.times()
@@ -195,7 +204,7 @@ class StoreMetrics:
                 started = now()
                 try:
                     return await method(*args, **kwargs)
-                except FabricError as error:
+                except StoreError as error:  # others are answers, such as a lost lease
                     self._count_error(part, error.code)
                     raise
                 finally:
