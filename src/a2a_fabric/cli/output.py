@@ -22,9 +22,9 @@ from a2a_fabric.core.result import Part, PartKind
 
 _MAX_NAMES = 24  # characters of a list of names
 STYLES = {
-    **dict.fromkeys(("online", "ok", "completed"), "green"),
-    **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
-    **dict.fromkeys(("offline", "failed", "timeout", "rejected"), "red"),
+    **dict.fromkeys(("online", "ok", "completed", "ready"), "green"),
+    **dict.fromkeys(("degraded", "input_required", "cancelled", "not ready"), "yellow"),
+    **dict.fromkeys(("offline", "failed", "timeout", "rejected", "crashed", "not answering"), "red"),
     **dict.fromkeys(("unknown", "off", "queued"), "dim"),
 }
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +22,9 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.files import announce_node
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
+from a2a_fabric.cli.nodes import LOG_VARIABLE, check_name, start_detached
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile
-from a2a_fabric.cli.output import remark
+from a2a_fabric.cli.output import remark, report_errors
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, LimitSettings, TLSSettings, parse_listen, prepare_process, read_environment
@@ -98,6 +99,13 @@ def run(
             metavar="N", min=1, max=256, help="Processes that serve the port: one for each core that you want to use."
         ),
     ] = 1,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background; see `status`, `logs` and `stop`.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For `status`, `logs` and `stop`. Default: that of the folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --detach: print the node as JSON.")] = False,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
@@ -106,6 +114,10 @@ def run(
 
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
+    if detach:
+        with report_errors(as_json=as_json):
+            start_detached(sys.argv[1:], name, as_json=as_json)
+        return
     gc.disable()  # the start leaves no garbage; the server enables it
     environ = read_environment()
     store_address = None if store is None else resolve_address(store, Path.cwd())  # relative to this folder
@@ -126,11 +138,13 @@ def run(
     start = None if worker is None else msgspec.json.decode(worker, type=WorkerStart)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         if start is None and workers > 1:
-            raise typer.Exit(runner.run(_supervise(setup, key, state, workers, quiet=quiet)))
-        runner.run(_serve(setup, lambda: plan(setup.config_file), key, state, start, quiet=quiet))
+            raise typer.Exit(runner.run(_supervise(setup, key, state, workers, name, quiet=quiet)))
+        runner.run(_serve(setup, lambda: plan(setup.config_file), key, state, start, name, quiet=quiet))
 
 
-async def _supervise(setup: NodeSetup, key: NodeKey, state: StateFolder, count: int, *, quiet: bool) -> int:
+async def _supervise(
+    setup: NodeSetup, key: NodeKey, state: StateFolder, count: int, name: str | None, *, quiet: bool
+) -> int:
     """Run `count` workers until a signal ends the node; returns the exit code. Raises ConfigError."""
     address = resolve_store_address(setup.config, setup.base)
     if address.startswith("memory:"):
@@ -144,7 +158,7 @@ async def _supervise(setup: NodeSetup, key: NodeKey, state: StateFolder, count: 
         for each in sockets:
             stack.enter_context(each)
         folder = stack.enter_context(TemporaryDirectory(prefix="a2a-fabric-"))  # readable by this user alone
-        stack.enter_context(announce_node(state, _reachable_url(sockets[0], setup.config), setup.files))
+        stack.enter_context(_announce(state, _reachable_url(sockets[0], setup.config), setup, name))
         limits = setup.config.limits
         longest = limits.drain_seconds + (limits.not_ready_seconds or 0.0)
         supervisor = Supervisor(worker_command(sys.argv[1:]), sockets, folder, longest, remark)
@@ -160,6 +174,7 @@ async def _serve(
     key: NodeKey,
     state: StateFolder,
     worker: WorkerStart | None,
+    name: str | None,
     *,
     quiet: bool,
 ) -> None:
@@ -195,7 +210,7 @@ async def _serve(
             if tls is not None:
                 node.settings.register("tls", _follow_tls(tls, setup.base))
             if worker is None:
-                stack.enter_context(announce_node(state, _reachable_url(listener, setup.config), setup.files))
+                stack.enter_context(_announce(state, _reachable_url(listener, setup.config), setup, name))
             elif workers is not None and not await _join_workers(node, workers.place, worker, server, stack):
                 return
             if not quiet:
@@ -209,6 +224,12 @@ async def _serve(
             await server.run_until_stopped(follower.request)
             if not quiet and worker is None:
                 remark("Stopped.")
+
+
+def _announce(state: StateFolder, url: str, setup: NodeSetup, name: str | None) -> AbstractContextManager[None]:
+    if name is not None:
+        check_name(state, name)
+    return announce_node(state, url, setup.files, name, read_environment().get(LOG_VARIABLE))
 
 
 async def _join_workers(

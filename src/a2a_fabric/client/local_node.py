@@ -1,12 +1,14 @@
-"""The node of this user on this machine: its address while it runs, and its key, which is kept in a file.
+"""The nodes of this user on this machine: their addresses while they run, and their key, which is kept in a file.
 
-The command line and `FabricClient()` find the node and its key here, in the same way."""
+The command line and `FabricClient()` find the node that was started last, and its key, in the same way. Each node also
+has an entry by name, and removes it when it stops. So an entry without its process is that of a node that crashed."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +26,14 @@ class RunningNode(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     files: tuple[str, ...] = ()  # its configuration and manifests, as absolute paths
+    name: str = ""
+    folder: str = ""  # where it was started
+    log: str | None = None  # the file of a node that was started with --detach
+    born: str | None = None  # tells its process from a later one with the same number, where the system can
+
+    @property
+    def is_running(self) -> bool:
+        return _is_running(self.pid) and self.born in (None, read_birth(self.pid))
 
 
 class StateFolder:
@@ -31,6 +41,8 @@ class StateFolder:
         self.folder = find_state_folder(environ)
         self.key = KeyFile(self.folder / "key")
         self.node_file = self.folder / "node.json"
+        self.nodes = self.folder / "nodes"  # NAME.json: a node that runs, or crashed
+        self.logs = self.folder / "logs"  # NAME.log: of nodes that were started with --detach
         self.offers = self.folder / "offers"  # what agents of nodes without a store of their own offered last
 
     def read_node(self) -> RunningNode | None:
@@ -39,7 +51,33 @@ class StateFolder:
             node = msgspec.json.decode(self.node_file.read_bytes(), type=RunningNode)
         except (OSError, msgspec.DecodeError):
             return None
-        return node if _is_running(node.pid) else None
+        return node if node.is_running else None
+
+    def read_entry(self, name: str) -> RunningNode | None:
+        """The node of this name, running or crashed."""
+        try:
+            return msgspec.json.decode((self.nodes / f"{name}.json").read_bytes(), type=RunningNode)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def list_entries(self) -> list[RunningNode]:
+        """All nodes that run or crashed, in order of their names."""
+        names = sorted(path.stem for path in self.nodes.glob("*.json"))
+        return [entry for name in names if (entry := self.read_entry(name)) is not None]
+
+    def choose_name(self, wanted: str) -> str:
+        """The name, or the first one like it whose node does not run."""
+        names = (wanted, *(f"{wanted}-{number}" for number in range(2, 1000)))
+        entries = ((each, self.read_entry(each)) for each in names)
+        return next((each for each, entry in entries if entry is None or not entry.is_running), wanted)
+
+
+def read_birth(pid: int) -> str | None:
+    """When a process started, in the system's own words; None where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
 
 
 def _is_running(pid: int) -> bool:
