@@ -386,7 +386,8 @@ async def test_a_million_label_values_are_counted_together() -> None:
         metrics.get_tally(None, "act", f"CODE_{number}").add(0.1)
     text = (await metrics.render_exposition()).decode()
     assert metrics.row_count < 6000
-    assert 'fabric_calls_total{capability="other",status="success",target_id="other",target_type="agent"} 999000.0' in text
+    labels = 'capability="other",status="success",target_id="other",target_type="agent"'
+    assert f"fabric_calls_total{{{labels}}} 999000.0" in text
     assert 'fabric_errors_total{error_code="other",target_type="agent"}' in text
     assert 'fabric_retries_total{status="made",target_id="other"} 4000.0' in text
     assert len(text) < 3_000_000

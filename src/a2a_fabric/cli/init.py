@@ -52,7 +52,7 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the defaults.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the files of a new node: settings, agents, key; a unit or compose file on request.
+    """Write the files of a new node, and on request a unit or compose file.
 
     Files that exist are never changed.
 
