@@ -302,9 +302,7 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
 COMMANDS: dict[str, CommandRow] = {
     "up": CommandRow("up", "Start a node, with the demo agents if nothing is configured."),
-    "init": CommandRow(
-        "init", "Write the files of a new node: settings, agents, key; a unit or compose file on request."
-    ),
+    "init": CommandRow("init", "Write the files of a new node, and on request a unit or compose file."),
     "status": CommandRow("nodes", "Show the nodes of this machine: running, not ready, crashed.", "show_status"),
     "stop": CommandRow("nodes", "Stop a node of this machine, and let it finish its calls.", "stop_nodes"),
     "logs": CommandRow("nodes", "Show what a node in the background has written.", "show_logs"),
