@@ -439,6 +439,7 @@ async def test_a_stream_of_another_program_is_left_alone() -> None:
         ("", "", "", "", "has no JetStream"),
         ("max_payload: 1000", "sync_interval: always", "", "", "max_payload"),
         ("", "sync_interval: always", "", "tls=true", "TLS"),
+        ("", "sync_interval: always", "", "replicas=3", "single server"),
     ],
 )
 async def test_a_server_that_does_not_fit_is_refused_with_a_reason(

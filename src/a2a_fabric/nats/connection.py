@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import (
     AuthorizationError,
     ConnectionClosedError,
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _PING_INTERVAL = 3  # seconds; a server that is silent for three of these is given up
 _RECONNECT_PAUSE = 0.25
+_CLOSE_TIMEOUT = 0.5
 _LONGEST_PAUSE = 2.0
 _PENDING_BYTES = 16 << 20  # that may wait for the socket
 _REFUSALS = ("authorization", "authentication", "account", "user", "tls", "certificate")
@@ -51,11 +52,27 @@ class _PlainTextServer(Error):
     """TLS was required by the settings, and the server does not offer it."""
 
 
+class _Transport(TcpTransport):
+    """The library's transport, which does not wait for a peer that never ends its side of TLS."""
+
+    def __bool__(self) -> bool:
+        return True  # else the client replaces it at its first connection
+
+    async def wait_closed(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        except (TimeoutError, OSError):
+            if self._io_writer is not None:
+                self._io_writer.transport.abort()
+
+
 class _Client(Client):
     """The library's client, which never sends credentials in plain text if TLS is required."""
 
     def __init__(self, signer: Signer | None) -> None:
         super().__init__()
+        self._transport = _Transport()  # type: ignore[no-untyped-call]
         if signer is not None and signer.jwt is None:
             self._public_nkey = signer.public_key
 
@@ -122,6 +139,12 @@ class NatsConnection:
         """What the server said of itself: version, max_payload, cluster, connect_urls, jetstream."""
         return self._client.server_info if self._client is not None else {}
 
+    @property
+    def known_servers(self) -> int:
+        """How many servers the address names, or the cluster has told of."""
+        discovered = 0 if self._client is None else len(self._client.servers)
+        return max(len(self._settings.servers), discovered)
+
     async def wait_until_connected(self, timeout: float) -> None:
         """Raises NatsUnavailable."""
         if self.is_connected:
@@ -166,9 +189,7 @@ class NatsConnection:
             self._reopening.cancel()
             await asyncio.gather(self._reopening, return_exceptions=True)
         if self._client is not None:
-            with suppress(Exception):
-                async with asyncio.timeout(self._settings.connect_timeout):
-                    await self._client.close()
+            await _close(self._client)
 
     async def _connect(self) -> None:
         """A new client. The first attempt reports its error at once; later, the client reconnects by itself."""
@@ -202,8 +223,7 @@ class NatsConnection:
         except Exception as exc:
             is_vague = isinstance(exc, TimeoutError | NoServersError) or not str(exc)
             reason = self.last_error if is_vague else str(exc)
-            with suppress(Exception):
-                await client.close()
+            await _close(client)
             raise _translate(exc, reason or type(exc).__name__) from exc
         client.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
         self._client = client
@@ -245,6 +265,16 @@ class NatsConnection:
         await self._note_disconnect()
         if self._is_open and (self._reopening is None or self._reopening.done()) and self._client is not None:
             self._reopening = asyncio.create_task(self._reopen())
+
+
+async def _close(client: Client) -> None:
+    """Never raises. The library may swallow a cancellation, so it is not waited for without a limit."""
+    task = asyncio.create_task(client.close())
+    _, pending = await asyncio.wait({task}, timeout=2 * _CLOSE_TIMEOUT)
+    for each in pending:
+        each.cancel()
+    if task.done():
+        task.exception()
 
 
 def _build_signer(settings: NatsSettings) -> Signer | None:

@@ -13,6 +13,7 @@ WRONG_LAST_SEQUENCE = 10071
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
 NO_LEADER = (10008, 10009)
+NO_PEERS = 10005  # fewer servers than replicas, maybe because they have just started
 
 STARTUP_ADVICE = ". Is it running, and is the address right?"
 RUNNING_ADVICE = "; the node keeps trying"
@@ -34,6 +35,10 @@ class JetStreamRefused(Exception):
 
 
 _BY_CODE: dict[int, Callable[[str, str], str]] = {
+    NO_PEERS: lambda address, reason: (
+        f"{address}: there are fewer servers with JetStream than replicas. Start them, or add replicas=1 to the address"
+    ),
+    10074: lambda address, reason: f"{address} is a single server: remove `replicas` from the address, or write 1",
     10058: lambda address, reason: f"{address}: a stream of this name is configured differently; name another store",
     10065: lambda address, reason: f"{address}: another stream has these subjects already; name another store",
     10052: lambda address, reason: f"{address}: the server refused the stream ({reason})",

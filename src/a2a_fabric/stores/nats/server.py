@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import StoreUnusable
-from a2a_fabric.nats.connection import NatsConnection, NatsUnavailable
+from a2a_fabric.nats.connection import NatsUnavailable
 from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, build_without_jetstream
 from a2a_fabric.stores.nats.log import JetStream, StreamInfo
 
@@ -18,7 +19,12 @@ _log = logging.getLogger(__name__)
 _OLDEST_SERVER = (2, 10)
 _SMALLEST_PAYLOAD = 64 << 10
 _CLUSTER_REPLICAS = 3
+_DISCOVERY_TIME = 2.0
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class _Created(msgspec.Struct, frozen=True):
+    did_create: bool = False
 
 
 class StreamNames(msgspec.Struct, frozen=True):
@@ -82,7 +88,7 @@ async def ensure_streams(
 
     Without `replicas` there are three in a cluster of three or more servers, else one; never fewer than before.
     """
-    wanted = replicas or _choose_replicas(jetstream.connection)
+    wanted = replicas or await _choose_replicas(jetstream, names)
     log_config = {
         "name": names.log,
         "description": "the log of an a2a-fabric store: do not change or delete messages",
@@ -105,26 +111,27 @@ async def ensure_streams(
         "max_msgs_per_subject": 1,
         "num_replicas": wanted,
     }
-    for config in (log_config, snapshots_config):
-        await _ensure_stream(jetstream, config, replicas is not None, address)
+    await _ensure_stream(jetstream, snapshots_config, replicas is not None, address)
+    if await _ensure_stream(jetstream, log_config, replicas is not None, address):
+        _log.warning(
+            "created the store %s with %d replicas. Every server needs `sync_interval: always` under `jetstream`, or a "
+            "power cut may take confirmed writes; servers do not tell clients whether they have it",
+            names.name,
+            wanted,
+        )
     if wanted == 1 and jetstream.connection.server_info.get("cluster"):
         _log.warning("%s keeps one replica only: the store stops with the server that holds it", address)
 
 
-async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explicit: bool, address: str) -> None:
+async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explicit: bool, address: str) -> bool:
+    """Whether it was created."""
     try:
         info = await jetstream.read_info(config["name"])
     except JetStreamRefused as exc:
         if exc.err_code != STREAM_NOT_FOUND:
             raise
-        await jetstream.ask(f"STREAM.CREATE.{config['name']}", config, timeout=10.0)
-        _log.warning(
-            "created the stream %s with %d replicas. Every server needs `sync_interval: always` under `jetstream`, "
-            "or a power cut may take confirmed writes; servers do not tell clients whether they have it",
-            config["name"],
-            config["num_replicas"],
-        )
-        return
+        reply = await jetstream.ask(f"STREAM.CREATE.{config['name']}", config, timeout=10.0)
+        return msgspec.json.decode(reply, type=_Created).did_create
     existing = info.config
     differences = [key for key in ("subjects", "storage", "discard", "retention") if existing.get(key) != config[key]]
     if differences:
@@ -139,9 +146,16 @@ async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explic
         changed["max_bytes"] = config["max_bytes"]
     if changed:
         await jetstream.ask(f"STREAM.UPDATE.{config['name']}", {**existing, **changed}, timeout=10.0)
+    return False
 
 
-def _choose_replicas(connection: NatsConnection) -> int:
-    info = connection.server_info
-    servers = len(info.get("connect_urls") or ())
-    return _CLUSTER_REPLICAS if info.get("cluster") and servers >= _CLUSTER_REPLICAS else 1
+async def _choose_replicas(jetstream: JetStream, names: StreamNames) -> int:
+    """The servers of a cluster that has just started get to know each other within a moment, so a new store waits."""
+    connection = jetstream.connection
+    if not connection.server_info.get("cluster"):
+        return 1
+    ends_at = asyncio.get_running_loop().time() + _DISCOVERY_TIME
+    if connection.known_servers < _CLUSTER_REPLICAS and await find_log(jetstream, names) is None:
+        while connection.known_servers < _CLUSTER_REPLICAS and asyncio.get_running_loop().time() < ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    return _CLUSTER_REPLICAS if connection.known_servers >= _CLUSTER_REPLICAS else 1
