@@ -55,7 +55,7 @@ GROUPS = {
     "planning": "finding an agent and planning a route",
     "auth": "identifying a caller, by the kind of its credentials",
     "policy": "the rules of the operator, up to 1,000",
-    "routing": "choosing an agent by words, beside a scan of all phrases",
+    "routing": "choosing an agent by words, beside a scan of all phrases; reading a registry, checking folders",
     "signing": "signed requests, passports, mandates and receipts",
     "instructions": "instructions per call and event, counted by valgrind, which has to be installed (only if named)",
     "peers": "other MCP proxies beside ours, as they come and tuned (only if named)",

@@ -109,9 +109,7 @@ def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials
         "the node's key": Credentials(authorization="Bearer the-nodes-own-key"),
         f"a stored key that expires, of {KEYS:,}": Credentials(authorization=f"Bearer {own_key}"),
         "JWT (EdDSA)": Credentials(authorization=f"Bearer {token}"),
-        "opaque token (its issuer, on this machine, is asked)": Credentials(
-            authorization="Bearer an-opaque-token"
-        ),
+        "opaque token (its issuer, on this machine, is asked)": Credentials(authorization="Bearer an-opaque-token"),
         "passport": Credentials(passport=json.dumps(passport)),
         "passport beside a key": Credentials(authorization=f"Bearer {own_key}", passport=json.dumps(passport)),
         "mandate": Credentials(authorization=f"Bearer {mandate}"),

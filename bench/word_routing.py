@@ -1,22 +1,33 @@
-"""The time to choose an agent by words, by the number of agents, beside a scan of all their phrases."""
+"""The time to choose an agent by words, by the number of agents, beside a scan of all their phrases; and the times to
+read a registry of 10,000 agents and to check 1,000 folders."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.word_index import WordIndex
 from a2a_fabric.core.word_routing import WordRouter, WordRules
+from a2a_fabric.federation.lint import lint_path
+from a2a_fabric.federation.scaffold import build_files
+from a2a_fabric.federation.settings import FederationSettings
+from a2a_fabric.federation.source import FederationSource
 
 COUNTS = (100, 1_000, 10_000)
 REQUESTS = 200
+FOLDERS = 1_000
 SCANNED = 5  # requests, because a scan of 10,000 agents takes long
 _SYLLABLES = (
     "ka",
@@ -58,6 +69,51 @@ def run() -> None:
         scans = [_measure(partial(_scan, agents), text) for text in texts[:SCANNED]]
         row = (statistics.median(times), times[int(len(times) * 0.99)], statistics.median(scans))
         print(f"| {count:,} | {load:.2f} | " + " | ".join(f"{each * 1e6:,.0f}" for each in row) + " |")
+    _run_files()
+
+
+def _run_files() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        registry = _write_registry(Path(root), COUNTS[-1])
+        folders = _write_folders(Path(root) / "agents", FOLDERS)
+        source = FederationSource(registry, FederationSettings())
+        reading = _measure(lambda path: asyncio.run(source.load()), str(registry))
+        agents, problems = len(asyncio.run(source.load())), source.problems
+        linting = _measure(lambda path: lint_path(Path(path)), str(folders))
+    if agents != COUNTS[-1] or problems:
+        raise RuntimeError(f"{agents} of {COUNTS[-1]} agents were read: {problems}")
+    print("\n| files | s |")
+    print("|---|---|")
+    print(f"| reading a registry of {COUNTS[-1]:,} agents | {reading:.2f} |")
+    print(f"| `agents lint` of {FOLDERS:,} folders | {linting:.2f} |")
+
+
+def _write_registry(root: Path, count: int) -> Path:
+    entries = {
+        agent.agent_id: {
+            "location": {"type": "remote", "kind": "agent", "url": f"http://127.0.0.1:9/{agent.agent_id}"},
+            "description": "Works.",
+            "signals": list(agent.signals),
+            "skills": [
+                {"id": each.name, "description": "Works.", "triggers": list(each.triggers)}
+                for each in agent.capabilities
+            ],
+        }
+        for agent in _make_agents(count)
+    }
+    path = root / "registry.json"
+    path.write_bytes(msgspec.json.encode({"version": "3.0", "agents": entries}))
+    return path
+
+
+def _write_folders(root: Path, count: int) -> Path:
+    for number in range(count):
+        folder = root / f"agent-{number}"
+        for name, text in build_files(folder.name, "claude").items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+    return root
 
 
 def _measure(route: Callable[[str], object], text: str) -> float:

@@ -158,6 +158,69 @@ async def uses_the_servers_of_its_folder(kitchen: Kitchen) -> None:
             expect("permission was denied" in " ".join(envelope["notes"]), envelope)
 
 
+def write_card(kitchen: Kitchen, model: Model) -> None:
+    """A federated card with an invocation block, whose files have names of their own."""
+    account = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
+    card = {
+        "name": AGENT,
+        "version": "1.0.0",
+        "description": "Cooks.",
+        "personality": "Speaks only of salt.",
+        "skills": [{"id": "ask", "description": "Answers."}, {"id": "refuse-it", "description": "Refuses."}],
+        "invocation": {
+            "type": "claude-subprocess",
+            "systemPrompt": "./prompts/cook.md",
+            "mcpConfig": "./servers.json",
+            "knowledgePath": "./facts",
+            "options": {
+                "command": kitchen.program,
+                "env": {**kitchen.env, **SILENT_AND_PATIENT, **account},
+                "allowed_tools": [_TOOL],
+            },
+        },
+        "dependencies": {
+            "mcps": [{"name": "matrix", "required": True, "capabilities": ["refuse-it"]}],
+            "agents": ["rosa"],
+            "knowledge": ["facts/taste.md"],
+        },
+        "coordination": {"rules": [{"condition": "the guest is in a hurry", "action": "answer in one sentence"}]},
+    }
+    server = {"command": sys.executable, "args": [str(_ROOT / "tests/fixtures/mcp_servers/matrix.py")]}
+    servers = {"mcpServers": {"matrix": {**server, "env": {"PYTHONPATH": "${MATRIX_ROOT}"}}}}
+    for name, text in {
+        "agent.json": json.dumps(card),
+        "servers.json": json.dumps(servers),
+        "prompts/cook.md": "You cook with parsley.",
+        "facts/taste.md": "The guests hate coriander.",
+    }.items():
+        path = kitchen.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+
+
+async def is_what_its_card_says(kitchen: Kitchen) -> None:
+    """The prompt of the card, its personality, rules and knowledge; and only the servers that a skill needs."""
+    for skill, is_offered in (("ask", False), ("refuse-it", True)):
+        async with serving(Model(_TOOL, {"reason": "no parsley"})) as model:
+            write_card(kitchen, model)
+            config = {"agents": [AGENT], "store": "memory:"}
+            environ = {"PATH": kitchen.env["PATH"], "MATRIX_ROOT": str(_ROOT)}
+            async with running(config=config, base=kitchen.home, from_files=True, environ=environ) as node:
+                envelope = await node.ask(AGENT, skill, "Task one.")
+            expect(envelope["ok"], envelope)
+            for words in (
+                "You cook with parsley",
+                "Speaks only of salt",
+                "The guests hate coriander",
+                "answer in one sentence",
+                "these agents only: rosa",
+            ):
+                expect(words in model.instructions, words)
+            expect("passion for parsley" not in model.instructions + " ".join(model.said), "the CLAUDE.md is not meant")
+            expect((_TOOL in model.offered) is is_offered, sorted(model.offered))
+            expect(("no parsley" in envelope["result"]["answer"]) is is_offered, envelope)
+
+
 async def says_when_it_has_no_access(kitchen: Kitchen) -> None:
     async with serving(Model(status=401)) as model, kitchen.node(model) as node:
         envelope = await node.ask(AGENT, "ask", "Task one.")
@@ -188,6 +251,7 @@ CLAUDE_CODE = AgentUnderTest(
         "sees images, and takes no task for a command": sees_images_and_no_commands,
         "answers with an object where one is declared": answers_with_an_object,
         "uses the MCP servers of its folder, as far as it may": uses_the_servers_of_its_folder,
+        "is what a federated card says, with the servers that a skill needs": is_what_its_card_says,
         "says when its model refuses its credentials": says_when_it_has_no_access,
         "ends with the call": ends_with_the_call,
     },

@@ -162,7 +162,7 @@ def build_arguments(
         *("--output-format", "stream-json", "--verbose"),
         *(["--include-partial-messages"] if options.stream else []),
         *_session_arguments(options.session),
-        *_instruction_arguments(endpoint, options),
+        *_instruction_arguments(endpoint, folder, options),
         *_mcp_arguments(endpoint, folder, node, options.servers),
         *(["--json-schema", _encode_schema(options.schema)] if options.schema is not None else []),
         *(["--model", endpoint.model] if endpoint.model else []),
@@ -180,15 +180,19 @@ def _session_arguments(session: tuple[SessionMode, str] | None) -> list[str]:
     return ["--resume" if mode == "resume" else "--session-id", id_]
 
 
-def _instruction_arguments(endpoint: ClaudeEndpoint, options: ClaudeCallOptions) -> Iterator[str]:
-    """The prompt by its path, as it may be too long for an argument; only once, though the program finds it too."""
+def _instruction_arguments(endpoint: ClaudeEndpoint, folder: Path, options: ClaudeCallOptions) -> Iterator[str]:
+    """The prompt by its path, as it may be too long for an argument; only once, though the program finds it too.
+
+    A folder whose card names another file as its prompt may have instructions for people who work on the agent.
+    """
     if endpoint.system_prompt == "none" or options.prompt is None:
         return
     yield "--append-system-prompt-file" if endpoint.system_prompt == "append" else "--system-prompt-file"
     yield str(options.prompt)
     if "--settings" not in endpoint.arguments and options.own_instructions is not None:
         yield "--settings"
-        yield msgspec.json.encode({"claudeMdExcludes": [str(options.own_instructions)]}).decode()
+        excluded = dict.fromkeys((str(options.own_instructions), str(folder / INSTRUCTIONS_FILE)))
+        yield msgspec.json.encode({"claudeMdExcludes": list(excluded)}).decode()
 
 
 def _mcp_arguments(
