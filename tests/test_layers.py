@@ -93,6 +93,7 @@ ARROWS: dict[str, set[str]] = {
         "semantic.matcher",
         "stores.address",
         "telemetry.history",
+        "telemetry.log_file",
         "telemetry.metrics",
         "telemetry.observer",
         "telemetry.recorder",

@@ -505,7 +505,9 @@ class Fabric:
     def _build_telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = open_log_writer(self.config.log, self._base, self._log_stream, stack)
         stack.enter_context(capture_log_records(writer))
-        return Telemetry(writer, Metrics(__version__), self._find_agent, payloads=self.config.log.payloads)
+        metrics = Metrics(__version__)
+        metrics.add_source(writer.render_metrics)
+        return Telemetry(writer, metrics, self._find_agent, payloads=self.config.log.payloads)
 
     def _find_agent(self, agent_id: str) -> Manifest | None:
         return self.registry.catalog.get(agent_id)
@@ -923,7 +925,8 @@ class Fabric:
     async def _follow_source(self, source: AgentSource) -> None:
         async def reload() -> None:
             await self.registry.load(source)
-            _log.info("agents of %s: %d in the catalog", source.name, len(self.registry.catalog.agents))
+            if source.name not in self.registry.errors:
+                _log.info("agents of %s: %d in the catalog", source.name, len(self.registry.catalog.agents))
 
         try:
             await source.watch(reload)

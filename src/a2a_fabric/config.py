@@ -190,7 +190,20 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: Annotated[
         Literal["auto", "json", "text"], Meta(description="auto: text on a terminal, JSON lines elsewhere.")
     ] = "auto"
-    file: Annotated[str | None, Meta(description="Append to this file instead of standard error.")] = None
+    file: Annotated[
+        str | None,
+        Meta(
+            description="Append to this file instead of standard error. If it is moved or removed, a new one is begun, "
+            "at once after SIGUSR1."
+        ),
+    ] = None
+    max_bytes: Annotated[
+        Annotated[int, Meta(ge=4096)] | None,
+        Meta(description="Begin a new file when this one would become larger. Unset: it grows."),
+    ] = None
+    keep_files: Annotated[
+        int, Meta(ge=0, le=1000, description="How many older files (`FILE.1`, `FILE.2`, …) stay then.")
+    ] = 5
     payloads: Annotated[bool, Meta(description="Also write the contents of calls and results. Off for privacy.")] = (
         False
     )

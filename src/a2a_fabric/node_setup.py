@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -46,8 +46,9 @@ from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.history import CallHistory
+from a2a_fabric.telemetry.log_file import LogFile
 from a2a_fabric.telemetry.metrics import Metrics
-from a2a_fabric.telemetry.observer import LogWriter
+from a2a_fabric.telemetry.observer import LogStream, LogWriter
 from a2a_fabric.telemetry.recorder import SpanRecorder, build_export, build_sampler
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
@@ -110,13 +111,13 @@ def resolve_tls_files(base: Path, config: Config) -> TLSFiles | None:
 
 
 def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
-    target = stream or sys.stderr
+    target: LogStream = stream or sys.stderr
     if settings.file is not None:
         try:
-            target = (base / settings.file).open("a", encoding="utf-8")
+            target = LogFile(base / settings.file, settings.max_bytes, settings.keep_files)
         except OSError as exc:
             raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
-        stack.callback(_close_log, target)
+        stack.callback(target.close)
     as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
     writer = LogWriter(target, as_text=as_text, level=settings.level)
     stack.callback(writer.close)
@@ -131,12 +132,6 @@ def build_call_history(config: Config, store: Store, metrics: Metrics) -> CallHi
     history = CallHistory(calls, config.history, config.node_id)
     metrics.add_source(history.render_metrics)
     return history
-
-
-def _close_log(file: IO[str]) -> None:
-    """Lines that a full disk does not take are lost; the node stops all the same."""
-    with suppress(OSError):
-        file.close()
 
 
 def build_recorder(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.marks import requirement
-from tests.system.node import Node, running_node
+from tests.system.node import Node, running_node, until
 
 AGENTS = """
 - agent_id: echo
@@ -75,3 +77,28 @@ def test_following_shows_calls_as_they_end_and_ends_with_the_node(node: Node) ->
     finally:
         follower.terminate()
         follower.communicate(timeout=10)
+
+
+@requirement("001-48")
+def test_the_log_begins_with_the_start_and_a_signal_begins_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "agents.yaml").write_text(AGENTS)
+    (tmp_path / "fabric.yaml").write_text("log: {file: node.log, format: json}\nhealth: {interval: 0}\n")
+    log = tmp_path / "node.log"
+    with running_node(tmp_path) as node:
+        (start,) = until(lambda: [line for line in read_log(log) if line["event"] == "start"], "the first line")
+        assert start["config"].endswith("fabric.yaml")
+        assert (start["listen"], start["agents"]) == (node.url, 3)
+        assert start["store"].startswith("sqlite:")
+        node.run("call", "gone", "say", "hello", "--json")
+        call = until(lambda: [line for line in read_log(log) if line["event"] == "call"], "the call's line")[0]
+        assert (call["principal"], call["door"], call["runtime"], call["used"]) == ("psk", "fabric", "http", "echo")
+        assert call["attempts"] == ["echo@local: ok"]
+        log.rename(tmp_path / "node.log.old")
+        node.process.send_signal(signal.SIGUSR1)
+        node.run("call", "echo", "say", "hello", "--json")
+        until(lambda: log.exists() and any(line["event"] == "call" for line in read_log(log)), "the new file")
+        assert not any(line["event"] == "start" for line in read_log(log))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -47,6 +48,7 @@ from tests.contracts.stores import (
     until,
 )
 from tests.fixtures.disk import enlarge, needs_root, small_disk
+from tests.fixtures.node import running
 from tests.fixtures.pooler import Moment, Pooler
 from tests.fixtures.postgres import Server, binary
 from tests.fixtures.relay import Cut, Relay
@@ -685,3 +687,22 @@ async def test_a_caller_that_gives_up_leaves_the_line_usable(server: Server) -> 
             with suppress(asyncio.CancelledError):
                 await claiming
         assert await store.jobs.claim(claim_request())
+
+
+async def test_an_outage_is_one_line_in_the_log_of_a_node_and_one_at_its_end(server: Server) -> None:
+    config = {"store": server.database(), "health": {"interval": 0}, "jobs": {"lease_seconds": 2}}
+    async with running(config=config) as node:
+        await asyncio.to_thread(server.stop)
+        for _ in range(3):
+            assert (await node.send("GET", "/readyz")).status == 503
+            await asyncio.sleep(1.1)  # the store is asked once a second
+        await asyncio.to_thread(server.start)
+
+        async def is_ready() -> bool:
+            return (await node.send("GET", "/readyz")).status == 200
+
+        await until(is_ready)
+        node.fabric.telemetry.log.flush()
+        lines = [json.loads(line) for line in node.log.getvalue().splitlines()]
+    away = [line for line in lines if line["event"] == "log" and line["level"] in ("warning", "error", "info")]
+    assert len(away) <= 3, [line["message"] for line in away]

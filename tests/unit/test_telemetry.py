@@ -133,7 +133,7 @@ class Noted:
     def record_success(self, call: Call, result: Result, seconds: float) -> None:
         self.codes.append("")
 
-    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
+    def record_failure(self, call: Call, code: str, message: str, seconds: float, attempts: object = ()) -> None:
         self.codes.append(code)
 
 

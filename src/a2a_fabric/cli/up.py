@@ -41,6 +41,7 @@ from a2a_fabric.node_setup import list_exposure_warnings, resolve_store_address,
 from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
+from a2a_fabric.version import __version__
 from a2a_fabric.web.private_listener import open_private_listener
 from a2a_fabric.web.server import HttpServer, bind_socket, raise_file_limit, url_from_socket
 from a2a_fabric.web.supervisor import (
@@ -213,6 +214,7 @@ async def _serve(
                 stack.enter_context(_announce(state, _reachable_url(listener, setup.config), setup, name))
             elif workers is not None and not await _join_workers(node, workers.place, worker, server, stack):
                 return
+            _log_start(setup, node, listener)
             if not quiet:
                 _print_banner(setup, key, node, listener, port)
             follower = ConfigFollower(
@@ -221,7 +223,7 @@ async def _serve(
                 lambda config, is_requested: node.reload(config, is_requested=is_requested),
             )
             stack.push_async_callback(cancel_and_wait, asyncio.ensure_future(follower.run()))
-            await server.run_until_stopped(follower.request)
+            await server.run_until_stopped(follower.request, node.telemetry.log.reopen)
             if not quiet and worker is None:
                 remark("Stopped.")
 
@@ -329,6 +331,18 @@ def _silence_log(config: Config) -> Config:
     if config.log.file is not None:
         return config
     return msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, level="error"))
+
+
+def _log_start(setup: NodeSetup, node: Fabric, listener: socket.socket) -> None:
+    node.telemetry.log_start(
+        version=__version__,
+        node=node.config.node_id,
+        config=None if setup.config_file is None else str(setup.config_file),
+        listen=url_from_socket(listener, is_secure=isinstance(setup.config.tls, TLSSettings)),
+        store=redact_address(node.store_address),
+        agents=len(node.registry.catalog.agents),
+        doors=[str(table.get("kind")) for table in node.config.doors],
+    )
 
 
 def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket.socket, requested_port: int) -> None:

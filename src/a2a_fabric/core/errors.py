@@ -356,6 +356,11 @@ class StoreError(FabricError):
     code = "STORE_ERROR"
 
 
+# `extra` of log records that say so: an outage is one line, and one at its end.
+STORE_AWAY: Mapping[str, object] = {"store_is_away": True}
+STORE_BACK: Mapping[str, object] = {"store_is_away": False}
+
+
 @register_error_code
 class StoreUnavailable(StoreError):
     code = "STORE_UNAVAILABLE"

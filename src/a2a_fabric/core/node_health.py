@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from a2a_fabric.core.errors import STORE_AWAY, STORE_BACK
+
 _log = logging.getLogger(__name__)
 
 CheckStatus = Literal["ok", "degraded", "down"]
@@ -65,9 +67,9 @@ class StoreCheck:
             self._checked_at = time.monotonic()
         if result.status != self._last.status:  # one line for an outage, and one for its end
             if result is OK:
-                _log.info("The store answers again")
+                _log.info("The store answers again", extra=STORE_BACK)
             else:
-                _log.warning("The store did not answer: %s", result.detail)
+                _log.warning("The store did not answer: %s", result.detail, extra=STORE_AWAY)
         self._last = result
         return result
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from a2a_fabric.core.call import Call, Emit, Handler
-from a2a_fabric.core.errors import CallTimeout, StoreError
+from a2a_fabric.core.errors import STORE_AWAY, CallTimeout, StoreError
 from a2a_fabric.core.result import Result
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ async def repeat_forever(
             pause = interval
         except (StoreError, TimeoutError) as error:
             if pause == interval:
-                log.warning("%s is not possible now: %s", what, error or "no answer in time")
+                log.warning("%s is not possible now: %s", what, error or "no answer in time", extra=STORE_AWAY)
             pause = min(pause * 2, max_pause)
         except Exception:
             log.exception("%s failed; it is tried again", what)
@@ -242,6 +242,6 @@ async def prune_forever(
             while not await prune_batch():  # noqa: ASYNC110  # the pause is for other writers; nothing is polled
                 await asyncio.sleep(_PRUNE_PAUSE)  # a pause for other writers, not a poll
         except StoreError as error:
-            log.warning("%s could not be pruned and stay longer: %s", what, error.message)
+            log.warning("%s could not be pruned and stay longer: %s", what, error.message, extra=STORE_AWAY)
         except Exception:
             log.exception("pruning %s failed; it is tried again later", what)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import FabricError, StoreUnavailable
+from a2a_fabric.core.errors import STORE_AWAY, FabricError, StoreUnavailable
 from a2a_fabric.core.receipts import ReceiptStore, StoredReceipt
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import prune_forever
@@ -88,7 +88,12 @@ class ReceiptWriter:
                 try:
                     await self._write_batch()
                 except FabricError as error:
-                    _log.warning("%d receipts could not be written yet: %s", len(self._waiting), error.message)
+                    _log.warning(
+                        "%d receipts could not be written yet: %s",
+                        len(self._waiting),
+                        error.message,
+                        extra=STORE_AWAY,
+                    )
                     await asyncio.sleep(_RETRY_SECONDS)
                 except Exception:
                     _log.exception("writing receipts failed; it is tried again")

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from a2a_fabric.core.agent import Audience, TrustTier
 from a2a_fabric.core.call import AuthMode, Principal
-from a2a_fabric.core.errors import AuthExpired, StoreError
+from a2a_fabric.core.errors import STORE_AWAY, AuthExpired, StoreError
 from a2a_fabric.core.keys import KEYS_TOPIC, KeyStore, StoredKey
 from a2a_fabric.core.stores import ChangeNotices, call_store
 from a2a_fabric.core.view import View
@@ -187,7 +187,11 @@ class StoredKeysFollower:
                     was_available = True
                 except StoreError as exc:
                     if was_available:
-                        _log.warning("keys of the store cannot be read now; those read last count: %s", exc.message)
+                        _log.warning(
+                            "keys of the store cannot be read now; those read last count: %s",
+                            exc.message,
+                            extra=STORE_AWAY,
+                        )
                     was_available = False
                 has_changed = await handle.wait(_WAIT_SECONDS) or not was_available
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError, StoreUnavailable
+from a2a_fabric.core.errors import STORE_AWAY, FabricError, JobNotFound, StoreError, StoreUnavailable
 from a2a_fabric.core.job import EventPage, Job, JobEvent, JobState, is_final_state
 from a2a_fabric.core.stores import Store, WakeHandle, job_topic, retry_store_call
 
@@ -97,7 +97,7 @@ class JobReader:
                 raise
             except StoreError as error:
                 if not is_logged:
-                    _log.warning(_STORE_WAIT_MESSAGE, job_id, error.message)
+                    _log.warning(_STORE_WAIT_MESSAGE, job_id, error.message, extra=STORE_AWAY)
                 is_logged = True
                 await asyncio.sleep(_RETRY_PAUSE)
         raise _stopping_error()
@@ -191,7 +191,7 @@ class _Tail:
                 except JobNotFound as error:
                     self.fail(error)
                 except StoreError as error:
-                    _log.warning(_STORE_WAIT_MESSAGE, self._job_id, error.message)
+                    _log.warning(_STORE_WAIT_MESSAGE, self._job_id, error.message, extra=STORE_AWAY)
                     await asyncio.sleep(_RETRY_PAUSE)
                 except Exception:
                     _log.exception("following job %s failed", self._job_id)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import (
+    STORE_AWAY,
     CallerError,
     CallTimeout,
     FabricError,
@@ -529,7 +530,12 @@ async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> J
             return await jobs.release(job.fencing_token, final_outcome)
         except StoreUnavailable as error:
             if pause == _FIRST_PAUSE:  # log it only once
-                _log.warning("job %s cannot be released until the store is available: %s", job.job_id, error.message)
+                _log.warning(
+                    "job %s cannot be released until the store is available: %s",
+                    job.job_id,
+                    error.message,
+                    extra=STORE_AWAY,
+                )
         await asyncio.sleep(pause)
         pause = min(pause * 2, _MAX_PAUSE)
         released = await _load_released(jobs, job)

@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from a2a_fabric.core.call import Call, Input, Principal, Target
-from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError
+from a2a_fabric.core.errors import STORE_AWAY, FabricError, JobNotFound, StoreError
 from a2a_fabric.core.job import Job, JobEvent, JobFilter, JobSummary, NewJob, new_job_id
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.propagation import new_trace
@@ -132,7 +132,7 @@ class JobSubscriptions:
                 async for subscription in self._load_all():
                     self._start_following(subscription)
             except StoreError as error:
-                _log.warning("%s: subscriptions wait for the store: %s", self._name, error.message)
+                _log.warning("%s: subscriptions wait for the store: %s", self._name, error.message, extra=STORE_AWAY)
             except Exception:
                 _log.exception("%s: reading the subscriptions failed", self._name)
             await asyncio.sleep(_SWEEP_INTERVAL)

@@ -23,7 +23,16 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Self
 
-from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost, StoreError, StoreFull, StoreUnavailable
+from a2a_fabric.core.errors import (
+    STORE_AWAY,
+    STORE_BACK,
+    FabricError,
+    JobNotFound,
+    LeaseLost,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from a2a_fabric.core.job import (
     ClaimRequest,
     HeartbeatReply,
@@ -98,6 +107,7 @@ class Worker:
         self._is_stopping = False
         self._claim_task: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
+        self._waits_for_store = False
 
     async def __aenter__(self) -> Self:
         self._loops = [asyncio.create_task(self._run_forever(self._maintain_leases))]
@@ -340,6 +350,9 @@ class Worker:
                     runs, await self._store.jobs.heartbeat([run.job.fencing_token for run in runs], self.hold.lease)
                 )
             has_more = await self._recovery.recover_abandoned()
+            if self._waits_for_store:
+                self._waits_for_store = False
+                _log.info("the store answers again", extra=STORE_BACK)
             await asyncio.sleep(0 if has_more else min(self.hold.lease / 5, _MAX_TICK))
 
     def _apply_heartbeats(self, runs: Sequence[JobRun], replies: Sequence[HeartbeatReply]) -> None:
@@ -356,9 +369,10 @@ class Worker:
                 await loop()
                 continue
             except StoreError as error:
+                self._waits_for_store = True
                 if time.monotonic() - logged_at > _LOG_INTERVAL:
                     logged_at = time.monotonic()
-                    _log.error("the job worker waits for the store: %s", error.message)
+                    _log.error("the job worker waits for the store: %s", error.message, extra=STORE_AWAY)
             except Exception:
                 _log.exception("the job worker failed and continues")
             await asyncio.sleep(_FAILURE_PAUSE)

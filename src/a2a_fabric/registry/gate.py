@@ -6,6 +6,7 @@ own protocol, which `GatedProxySteps` also sends through the steps around a call
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -27,6 +28,8 @@ from a2a_fabric.core.retry import (
     record_success,
 )
 from a2a_fabric.registry.health import evidence_from_error
+
+_log = logging.getLogger(__name__)
 
 
 class Gate:
@@ -98,9 +101,20 @@ class Gate:
         if evidence == "failing":
             may_have_run = error is not None and not error.never_ran
             self.answers_broken = isinstance(error, UpstreamFailed)
+            was_closed = self.breaker.state == "closed"
             self.breaker = record_failure(self.breaker, self._clock(), self._policy, may_have_run=may_have_run)
+            if was_closed and self.breaker.state == "open":
+                _log.warning(
+                    "breaker of agent %s opened: %d calls failed in a row; next try in %.3g s",
+                    self._agent_id,
+                    self.breaker.failures,
+                    self.breaker.cool_down,
+                )
         elif self.breaker is not CLOSED_BREAKER and evidence == "alive":
+            was_open = self.breaker.state != "closed"
             self.breaker = record_success(self.breaker, self._policy)
+            if was_open and self.breaker is CLOSED_BREAKER:
+                _log.info("breaker of agent %s closed: it answers again", self._agent_id)
         elif self.breaker is not CLOSED_BREAKER:
             self.record_no_evidence()
 

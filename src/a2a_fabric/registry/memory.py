@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, ToolText, normalize_name
-from a2a_fabric.core.errors import StoreError
+from a2a_fabric.core.errors import STORE_AWAY, StoreError
 from a2a_fabric.core.registration import StoredDescription
 from a2a_fabric.core.stores import DescriptionStore, call_store
 
@@ -161,7 +161,7 @@ class AgentMemory:
         try:
             await call_store(self._store.prune, self._clock() - _KEEP_SECONDS)
         except StoreError as exc:
-            _log.warning("descriptions of agents that left could not be removed: %s", exc.message)
+            _log.warning("descriptions of agents that left could not be removed: %s", exc.message, extra=STORE_AWAY)
         while True:
             await self._wake.wait()
             self._wake.clear()

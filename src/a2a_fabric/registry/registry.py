@@ -27,7 +27,7 @@ from a2a_fabric.core.agent import (
     normalize_name,
 )
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.errors import STORE_AWAY, AgentNotFound, FabricError, StoreUnavailable
 from a2a_fabric.core.federation import WordRouting, merge_word_routing
 from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
 from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
@@ -169,7 +169,8 @@ class Registry:
                 manifests = await source.load()
             except FabricError as error:
                 self.errors[source.name] = error.message
-                _log.error("agents of %s not reloaded: %s", source.name, error.message)
+                extra = STORE_AWAY if isinstance(error, StoreUnavailable) else None
+                _log.error("agents of %s not reloaded: %s", source.name, error.message, extra=extra)
                 return
             self.errors.pop(source.name, None)
             if isinstance(source, ReportsProblems):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
@@ -31,14 +31,17 @@ from a2a_fabric.core.receipts import ReceiptRecorder
 from a2a_fabric.core.recording import CallRecording, current_recording
 from a2a_fabric.core.result import Result
 
+_MAX_HOPS = 32
+_MAX_HOP = 200  # characters
+
 
 class Observer(Protocol):
     """Records how calls end."""
 
     def record_success(self, call: Call, result: Result, seconds: float) -> None: ...
 
-    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
-        """`code` is CANCELLED when the caller left."""
+    def record_failure(self, call: Call, code: str, message: str, seconds: float, attempts: Sequence[str] = ()) -> None:
+        """`code` is CANCELLED when the caller left. `attempts` are the agents that were asked, if several were."""
         ...
 
 
@@ -63,7 +66,8 @@ def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
                 result = await inner(call, emit)
             except BaseException as exc:
                 code, message = _describe_failure(exc)
-                observer.record_failure(call, code, message, time.perf_counter() - started)
+                seconds = time.perf_counter() - started
+                observer.record_failure(call, code, message, seconds, _list_attempts(exc))
                 if isinstance(exc, FabricError):
                     reveal_to_operator(exc, call.auth)
                 raise
@@ -96,6 +100,19 @@ def _record(inner: Handler, recorder: CallRecorder) -> Handler:
         return result
 
     return handle
+
+
+def _list_attempts(exc: BaseException) -> Sequence[str]:
+    """The agents that were asked, each with its outcome. The details of another node's error may hold anything."""
+    if not isinstance(exc, FabricError) or not exc.details:
+        return ()
+    details = exc.details
+    hops = details.get("attempts") or [details.get("primary"), *_to_list(details.get("fallbacks"))]
+    return [hop[:_MAX_HOP] for hop in _to_list(hops)[:_MAX_HOPS] if isinstance(hop, str)]
+
+
+def _to_list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _describe_failure(exc: BaseException) -> tuple[str, str]:

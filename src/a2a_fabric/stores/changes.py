@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from a2a_fabric.core.errors import STORE_AWAY
 from a2a_fabric.core.tasks import TopicSignals
 
 
@@ -53,4 +54,4 @@ class LogThrottle:
         now = self._clock()
         if now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now
-            self._log.warning("%s", message)
+            self._log.warning("%s", message, extra=STORE_AWAY)

@@ -20,7 +20,7 @@ from contextlib import suppress
 import msgspec
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import FabricError, StoreUnavailable
+from a2a_fabric.core.errors import STORE_AWAY, FabricError, StoreUnavailable
 from a2a_fabric.core.recording import CallRecording
 from a2a_fabric.core.redaction import redact_json
 from a2a_fabric.core.result import Result
@@ -67,7 +67,6 @@ class CallHistory:
         self._has_written = asyncio.Event()  # replaced with each batch
         self._turn = asyncio.Lock()
         self._retry_at = 0.0
-        self._is_store_away = False
         self._task: asyncio.Future[tuple[None, None]] | None = None
 
     def add(self, recording: CallRecording) -> None:
@@ -184,9 +183,7 @@ class CallHistory:
             except StoreUnavailable as error:
                 self._unwritten = batch + self._unwritten
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
-                if not self._is_store_away:
-                    self._is_store_away = True
-                    _log.debug("the call history waits for the store: %s", error.message)
+                _log.warning("the call history waits for the store: %s", error.message, extra=STORE_AWAY)
             except FabricError as error:
                 self.lost += len(batch)
                 _log.warning("%d records of the call history could not be stored: %s", len(batch), error.message)
@@ -195,7 +192,6 @@ class CallHistory:
                 raise
             else:
                 self.written += len(batch)
-                self._is_store_away = False
                 self._has_written.set()
                 self._has_written = asyncio.Event()
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import IO, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -26,11 +27,15 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.federation import SpanFacts
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.propagation import Trace, current_trace, new_id
+from a2a_fabric.core.recording import current_origin
+from a2a_fabric.core.redaction import redact_json, redact_text
 from a2a_fabric.core.result import Result
-from a2a_fabric.telemetry.metrics import CallTally, Metrics
+from a2a_fabric.telemetry.log_file import LogFile
+from a2a_fabric.telemetry.metrics import CallTally, Metrics, render_value
 
 _MAX_BUFFERED = 100_000
 _WRITE_EVERY = 0.1
+_OUTAGE_SECONDS = 60.0
 _MAX_RECENT = 2000  # entries that can be read again
 _MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]
 _CAPTURED = {"a2a_fabric": logging.NOTSET, "uvicorn": logging.WARNING, "mcp": logging.WARNING}  # lowest levels
@@ -47,9 +52,12 @@ class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     span_id: str
     parent_span_id: str | None = None
     principal: str | None = None
+    on_behalf_of: str | None = None
     auth_mode: str | None = None
+    door: str | None = None
     target: str | None = None
     capability: str | None = None
+    runtime: str | None = None
     operation: str | None = None
     status: str | None = None
     error_code: str | None = None
@@ -58,6 +66,8 @@ class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     streaming: bool = False
     used: str | None = None
     fallback_reason: str | None = None
+    attempts: tuple[str, ...] | None = None  # the agents that were asked, each with its outcome, if several were
+    job_id: str | None = None
     http_status: int | None = None
     span: str | None = None
     attributes: dict[str, str] | None = None
@@ -116,15 +126,44 @@ class TextLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceback: str | None = None
 
 
-LogEntry = CallLogEntry | JobLogEntry | StatusLogEntry | TextLogEntry
+class StartLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The entry for a node that has started."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    span_id: str
+    version: str
+    node: str
+    config: str | None = None
+    listen: str
+    store: str
+    agents: int
+    doors: tuple[str, ...] = ()
+    pid: int
+    message: str
+
+
+LogEntry = CallLogEntry | JobLogEntry | StatusLogEntry | TextLogEntry | StartLogEntry
+
+
+class LogStream(Protocol):
+    """Where lines go: a terminal, a pipe, or a `LogFile`."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
 
 
 class LogWriter:
-    """Queues lines for a thread that writes them. If the queue is full, lines are dropped and counted."""
+    """Queues lines for a thread that writes them. If the queue is full, or the disk, lines are lost and counted."""
 
     def __init__(
         self,
-        stream: IO[str] | None = None,
+        stream: LogStream | None = None,
         *,
         as_text: bool = False,
         level: str = "info",
@@ -136,6 +175,8 @@ class LogWriter:
         self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
         self._dropped = 0
         self.failure: str | None = None  # why the last lines could not be written
+        self.lost = 0  # lines that were dropped, or that the stream did not take
+        self._unwritten = 0  # lines that the stream did not take since it took one
         self._stopping = threading.Event()
         self._encoder = msgspec.json.Encoder()
         self._write_lock = threading.Lock()
@@ -169,18 +210,25 @@ class LogWriter:
                 islice(iter(self._entries.popleft, ""), len(self._entries))
             )  # other threads add entries meanwhile
             if self._dropped:
-                entries.append(_make_dropped_entry(self._dropped))
+                text = f"{self._dropped} log lines were dropped: they came faster than they could be written"
+                entries.append(_make_warning(text))
+                self.lost += self._dropped
                 self._dropped = 0
             if not entries:
                 return
             self._recent.extend(map(_drop_payload, entries))
             self._recent_end += len(entries)
             try:
+                if self._unwritten:  # the gap in the log is explained where it is
+                    text = f"{self._unwritten} log lines were lost: {self.failure}"
+                    self._stream.write(self._render(_make_warning(text)))
                 self._stream.write(self._join_entries(entries))
                 self._stream.flush()
-                self.failure = None
+                self.failure, self._unwritten = None, 0
             except (OSError, ValueError) as exc:
                 self.failure = getattr(exc, "strerror", None) or str(exc)  # the health of the node tells it
+                self.lost += len(entries)
+                self._unwritten += len(entries)
 
     def read_after(self, position: int) -> tuple[list[bytes], int]:
         """The newest entries after a position, as JSON, and the position after them. Payloads are left out."""
@@ -214,6 +262,14 @@ class LogWriter:
         except Exception as exc:  # a payload that cannot be encoded must not lose other lines
             return self._encoder.encode(_make_encodable(entry, exc)).decode() + "\n"
 
+    def render_metrics(self) -> Iterator[str]:
+        yield render_value("fabric_log_lines_lost_total", "counter", "Log lines that could not be written", self.lost)
+
+    def reopen(self) -> None:
+        """Begin a new file with the next line, if the log is a file."""
+        if isinstance(self._stream, LogFile):
+            self._stream.request_reopen()
+
     def _run(self) -> None:
         while not self._stopping.wait(_WRITE_EVERY):
             self.flush()
@@ -225,12 +281,31 @@ class LogWriter:
         self._thread.join(2)
 
 
+class StoreOutage:
+    """Whether a record about the store is news. Many parts of a node notice an outage, and say so again and again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_away = False
+        self._seen_at = 0.0
+
+    def is_news(self, *, is_away: bool) -> bool:
+        """A single hiccup, after which no part says that the store is back, is forgotten after a minute."""
+        now, was_away, self._is_away = self._clock(), self._is_away, is_away
+        if not is_away:
+            return was_away
+        is_known = was_away and now - self._seen_at < _OUTAGE_SECONDS
+        self._seen_at = now
+        return not is_known
+
+
 class JSONHandler(logging.Handler):
     """Writes log records of the standard library, with the trace of the current call."""
 
     def __init__(self, writer: LogWriter, level: int = logging.NOTSET) -> None:
         super().__init__(level)
         self._writer = writer
+        self._store_outage = StoreOutage()
 
     @property
     def lowest(self) -> int:
@@ -243,6 +318,9 @@ class JSONHandler(logging.Handler):
             self.handleError(record)
 
     def _write(self, record: logging.LogRecord) -> None:
+        is_away: bool | None = getattr(record, "store_is_away", None)
+        if is_away is not None and not self._store_outage.is_news(is_away=is_away):
+            return
         trace = current_trace.get()
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         self._writer.write(
@@ -253,8 +331,8 @@ class JSONHandler(logging.Handler):
                 trace_id=trace.trace_id,
                 span_id=trace.span_id,
                 logger=record.name,
-                message=record.getMessage(),
-                traceback=traceback,
+                message=redact_text(record.getMessage()),
+                traceback=traceback and redact_text(traceback),
             )
         )
 
@@ -305,16 +383,19 @@ def format_entry(entry: LogEntry) -> str:
     if isinstance(entry, TextLogEntry):
         tail = f"\n{entry.traceback}" if entry.traceback else ""
         return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}{tail}")
-    if isinstance(entry, StatusLogEntry):
+    if isinstance(entry, StatusLogEntry | StartLogEntry):
         return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}".replace("\n", " "))
     if isinstance(entry, JobLogEntry):
         return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.summary}".replace("\n", " "))
     subject = f"{entry.target}.{entry.capability}" if entry.target else entry.operation or entry.event
     duration = f" {entry.duration_ms:.1f} ms" if entry.duration_ms is not None else ""
     outcome = f" {entry.error_code}: {entry.error}" if entry.error_code else f" {entry.status or ''}"
-    return _replace_unprintable(
-        f"{time_of_day} {entry.level:7} {subject}{duration}{outcome}  trace {entry.trace_id}".replace("\n", " ")
-    )
+    attempts = f" ({', '.join(entry.attempts)})" if entry.attempts else ""
+    caller = f"  {entry.principal or entry.auth_mode}" if entry.target else ""
+    behalf = f" for {entry.on_behalf_of}" if entry.on_behalf_of else ""
+    door = f" at {entry.door}" if entry.door else ""
+    text = f"{subject}{duration}{outcome}{attempts}{caller}{behalf}{door}  trace {entry.trace_id}"
+    return _replace_unprintable(f"{time_of_day} {entry.level:7} {text}".replace("\n", " "))
 
 
 def _drop_payload(entry: LogEntry | str) -> LogEntry | str:
@@ -342,7 +423,7 @@ def _make_encodable(entry: LogEntry, error: Exception) -> LogEntry:
     return copy
 
 
-def _make_dropped_entry(count: int) -> TextLogEntry:
+def _make_warning(message: str) -> TextLogEntry:
     trace = current_trace.get()
     return TextLogEntry(
         time=timestamp(),
@@ -351,7 +432,7 @@ def _make_dropped_entry(count: int) -> TextLogEntry:
         trace_id=trace.trace_id,
         span_id=trace.span_id,
         logger=__name__,
-        message=f"{count} log lines were dropped: they came faster than they could be written",
+        message=message,
     )
 
 
@@ -383,7 +464,7 @@ class Telemetry:
         self.metrics = metrics
         self._find_agent = find_agent
         self._payloads = payloads
-        self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
+        self._templates: dict[tuple[str | None, str, str, str, bool, str], CallTemplate] = {}
         self._max_rows = _MAX_SPARE_ROWS
         self._pruning: asyncio.Future[None] | None = None
 
@@ -404,13 +485,15 @@ class Telemetry:
 
     def record_success(self, call: Call, result: Result, seconds: float) -> None:
         auth, target, trace = call.auth, call.target, call.trace
-        key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream)
+        origin = current_origin.get()
+        key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream, origin.door)
         template = self._templates.get(key)
         if template is None:
-            template = self._make_template(call)
+            template = self._make_template(call, origin.door)
             self._templates[key] = template
         template.tally.add(seconds)
-        if result.fallback is not None or self._payloads or not self.log.takes_json:
+        is_plain = result.fallback is None and not call.on_behalf_of and origin.job_id is None
+        if not is_plain or self._payloads or not self.log.takes_json:
             self._write(call, seconds, result=result)
             return
         parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""
@@ -419,10 +502,10 @@ class Telemetry:
             f'"span_id":"{trace.span_id}",{parent}{template.constant},"duration_ms":{seconds * 1000:.3f}}}\n'
         )
 
-    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
+    def record_failure(self, call: Call, code: str, message: str, seconds: float, attempts: Sequence[str] = ()) -> None:
         manifest = self._find_agent(call.target.agent_id)
         self.metrics.get_tally(manifest, call.target.capability, code).add(seconds)
-        self._write(call, seconds, code=code, message=message)
+        self._write(call, seconds, code=code, message=message, attempts=attempts)
 
     def record_status_change(self, agent_id: str, before: Status, after: Status, reason: str) -> None:
         self.metrics.count_status_change(agent_id, after)
@@ -442,7 +525,7 @@ class Telemetry:
             )
         )
 
-    def _make_template(self, call: Call) -> CallTemplate:
+    def _make_template(self, call: Call, door: str) -> CallTemplate:
         if len(self._templates) >= _MAX_TEMPLATES:
             self._templates.clear()
         target = call.target
@@ -453,10 +536,14 @@ class Telemetry:
         }
         if call.auth.principal_id is not None:
             fields["principal"] = call.auth.principal_id
+        if door:
+            fields["door"] = door
         if call.response.stream:
             fields["streaming"] = True
         fields["status"] = "completed"
         manifest = self._find_agent(target.agent_id)
+        if manifest is not None and manifest.runtime is not None:
+            fields["runtime"] = manifest.runtime
         if (span := _find_span(manifest, target.capability)) is not None:
             fields["span"], fields["attributes"] = span
         tally = self.metrics.get_tally(manifest, target.capability, None)
@@ -470,10 +557,11 @@ class Telemetry:
         code: str | None = None,
         message: str | None = None,
         result: Result | None = None,
+        attempts: Sequence[str] = (),
     ) -> None:
-        trace = call.trace
+        trace, origin, manifest = call.trace, current_origin.get(), self._find_agent(call.target.agent_id)
         fallback = result.fallback if result is not None else None
-        span = _find_span(self._find_agent(call.target.agent_id), call.target.capability)
+        span = _find_span(manifest, call.target.capability)
         self.log.write(
             CallLogEntry(
                 time=timestamp(),
@@ -483,20 +571,50 @@ class Telemetry:
                 span_id=trace.span_id,
                 parent_span_id=trace.parent_span_id,
                 principal=call.auth.principal_id,
+                on_behalf_of=call.on_behalf_of.principal_id if call.on_behalf_of else None,
                 auth_mode=call.auth.mode,
+                door=origin.door or None,
+                job_id=origin.job_id,
+                runtime=None if manifest is None else manifest.runtime,
+                attempts=tuple(attempts if fallback is None else fallback.attempts) or None,
                 target=call.target.agent_id[:128],
                 capability=call.target.capability[:128],
                 status="failed" if code else "completed",
                 error_code=code,
-                error=message and message[:_MAX_ERROR_CHARS],
+                error=message and redact_text(message[:_MAX_ERROR_CHARS]),
                 span=None if span is None else span.name,
                 attributes=None if span is None else span.attributes,
                 duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=None if fallback is None else fallback.used,
                 fallback_reason=None if fallback is None else fallback.reason,
-                input=call.input if self._payloads else None,
-                output=result.data if self._payloads and result is not None else None,
+                input=_redact_payload(call.input) if self._payloads else None,
+                output=_redact_payload(result.data) if self._payloads and result is not None else None,
+            )
+        )
+
+    def log_start(
+        self, *, version: str, node: str, config: str | None, listen: str, store: str, agents: int, doors: Sequence[str]
+    ) -> None:
+        trace = current_trace.get()
+        source = f"configuration {config}" if config is not None else "no configuration file"
+        title = f"node {node}, version {version}, started at {listen}"
+        self.log.write(
+            StartLogEntry(
+                time=timestamp(),
+                level="info",
+                event="start",
+                trace_id=trace.trace_id,
+                span_id=trace.span_id,
+                version=version,
+                node=node,
+                config=config,
+                listen=listen,
+                store=store,
+                agents=agents,
+                doors=tuple(doors),
+                pid=os.getpid(),
+                message=f"{title}: {source}, store {store}, {agents} agents",
             )
         )
 
@@ -515,11 +633,19 @@ class Telemetry:
                 operation=operation[:128],
                 status="failed" if code else "completed",
                 error_code=code,
-                error=message and message[:_MAX_ERROR_CHARS],
+                error=message and redact_text(message[:_MAX_ERROR_CHARS]),
                 duration_ms=round(seconds * 1000, 3),
                 http_status=status,
             )
         )
+
+
+def _redact_payload(value: object) -> object:
+    """Without credentials. What is not JSON stays as it is; the writer leaves it out."""
+    try:
+        return redact_json(msgspec.to_builtins(value))
+    except (TypeError, ValueError, RecursionError):
+        return value
 
 
 def _find_span(manifest: Manifest | None, capability: str) -> SpanFacts | None:

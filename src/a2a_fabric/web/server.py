@@ -149,12 +149,16 @@ class HttpServer(uvicorn.Server):
         """Signals are handled in `run_until_stopped`."""
         yield
 
-    async def run_until_stopped(self, on_hangup: Callable[[], None] | None = None) -> None:
-        """Serve until a signal or `stop`."""
+    async def run_until_stopped(
+        self, on_hangup: Callable[[], None] | None = None, on_user_signal: Callable[[], None] | None = None
+    ) -> None:
+        """Serve until a signal or `stop`. `on_user_signal` is for SIGUSR1."""
         loop = asyncio.get_running_loop()
         handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: self.stop, signal.SIGTERM: self.drain}
         if on_hangup is not None and sys.platform != "win32":
             handlers[signal.SIGHUP] = on_hangup
+        if on_user_signal is not None and sys.platform != "win32":
+            handlers[signal.SIGUSR1] = on_user_signal
         handled_signals = tuple(handlers)
         try:
             for number, handler in handlers.items():

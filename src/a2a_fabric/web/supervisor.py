@@ -7,7 +7,8 @@ Supervisor and worker are connected by a pair of sockets. The worker writes one 
 clients only when the supervisor has answered: then the others are up, too. If the supervisor dies, the worker reads
 the end of the pair and stops, so no worker is left behind.
 
-The first SIGINT or SIGTERM is passed on, and the workers finish their calls; so are SIGHUP and the second signal."""
+The first SIGINT or SIGTERM is passed on, and the workers finish their calls; so are SIGHUP, SIGUSR1 and the second
+signal."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        passed_on = (signal.SIGHUP, signal.SIGUSR1)
+        for number in passed_on:
+            loop.add_signal_handler(number, self._pass_on, number)
         tasks = [asyncio.ensure_future(self._keep_running(number)) for number in range(len(self._sockets))]
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -97,7 +100,7 @@ class Supervisor:
             return 1 if failed else 0
         finally:
             await cancel_and_wait(*tasks, stopping)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGINT, signal.SIGTERM, *passed_on):
                 loop.remove_signal_handler(number)
 
     def _stop(self, number: signal.Signals) -> None:

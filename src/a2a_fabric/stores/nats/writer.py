@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from a2a_fabric.core.errors import (
+    STORE_BACK,
     BadInput,
     CallTimeout,
     FabricError,
@@ -428,7 +429,8 @@ class ReplicatedWriter:
 
     def _note_answer(self) -> None:
         if self._away_since is not None:
-            _log.warning("%s is back after %.3g s", self._address, _now() - self._away_since)
+            seconds = _now() - self._away_since
+            _log.warning("%s is back after %.3g s", self._address, seconds, extra=STORE_BACK)
             self._away_since = None
 
 

@@ -17,6 +17,8 @@ from typing import TypeVar
 import asyncpg
 
 from a2a_fabric.core.errors import (
+    STORE_AWAY,
+    STORE_BACK,
     BadInput,
     FabricError,
     StoreBusy,
@@ -160,11 +162,13 @@ class ServerRetry:
             raise translate(exc, self._safe_address) from exc
         if self._unreachable_since is None:
             self._unreachable_since = now
-            log.warning("%s is away (%s); trying to reconnect", self._safe_address, str(exc) or type(exc).__name__)
+            reason = str(exc) or type(exc).__name__
+            log.warning("%s is away (%s); trying to reconnect", self._safe_address, reason, extra=STORE_AWAY)
 
     def _note_recovery(self, now: float) -> None:
         if self._unreachable_since is not None:
-            log.warning("%s is back after %.3g s", self._safe_address, now - self._unreachable_since)
+            seconds = now - self._unreachable_since
+            log.warning("%s is back after %.3g s", self._safe_address, seconds, extra=STORE_BACK)
             self._unreachable_since = None
 
     def _may_wait(self, exc: Exception, started_at: float, now: float) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import STORE_AWAY, FabricError
 from a2a_fabric.core.keys import KEYS_TOPIC
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
@@ -129,9 +129,9 @@ class NotifyListener:
                 finally:
                     connection.terminate()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-                log.info(_LISTEN_FAILED, self._settings.safe_address, exc)
+                log.info(_LISTEN_FAILED, self._settings.safe_address, exc, extra=STORE_AWAY)
             except asyncpg.InternalClientError as exc:
-                log.warning(_LISTEN_FAILED, self._settings.safe_address, exc)
+                log.warning(_LISTEN_FAILED, self._settings.safe_address, exc, extra=STORE_AWAY)
             finally:
                 self.is_listening = False
             await asyncio.sleep(pause)
