@@ -269,6 +269,7 @@ def test_repositories_and_urls_are_entered_pinned(tmp_path: Path, command: Calla
         assert entry["location"] == {"type": "remote", "url": f"{pages.url}/agent.json"}
     (tmp_path / "empty").mkdir()
     assert "there is no agent.json" in command("agents", "add", "empty", code=1)["error"]
+    assert "There is no folder 'absent'" in command("agents", "add", "absent", code=1)["error"]
     assert "already" in command("agents", "add", str(tmp_path / "wise.git"), code=1)["error"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.node import Node, running
+from tests.fixtures.node import Node, eventually, running
 from tests.marks import requirement
 
 AGENT = """
@@ -207,3 +207,19 @@ async def test_a2a_clients_send_a_task_request_as_the_skill_task(node: Node) -> 
     )
     assert '"status":"completed"' in reply.body.decode().replace(" ", ""), reply.body
     assert "6.56" in reply.body.decode()
+
+
+@requirement("003-39")
+async def test_a_task_request_can_be_sent_as_a_rest_task_and_as_a_direct_tool(node: Node) -> None:
+    task = request("rest-1", "convert-length", {"metres": 3})
+    body = {"agentId": "worker", "capability": "task", "input": task}
+    created = (await node.send("POST", "/v1/tasks", json=body)).json
+
+    async def is_done() -> bool:
+        return bool((await node.send("GET", f"/v1/tasks/{created['id']}/status")).json["status"] == "completed")
+
+    await eventually(is_done)
+    done = (await node.send("GET", f"/v1/tasks/{created['id']}")).json
+    assert done["output"]["result"] == {"feet": 9.84}, done
+    direct = await node.operation("fabric.tool.agent.worker.task", task)
+    assert direct["result"]["status"] == "completed", direct

@@ -28,7 +28,6 @@ from a2a_fabric.core.result import Event
 from a2a_fabric.plugins import load_runtime
 from a2a_fabric.runtimes.claude.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
-from tests.marks import requirement
 
 PROGRAM = [sys.executable, "-I", "-S", str(HERE / "claude_program.py")]
 WAIT_TIMEOUT = 30.0
@@ -92,13 +91,11 @@ async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     return caught.value
 
 
-@requirement("003-15")
 def test_the_documents_name_for_it_leads_here() -> None:
     assert load_runtime("claude-subprocess").build is build
 
 
 class TestCommandLine:
-    @requirement("003-15")
     async def test_the_program_runs_in_the_agents_folder_and_reads_the_task_on_its_stdin(
         self, start: Start, folder: Path
     ) -> None:
@@ -110,7 +107,6 @@ class TestCommandLine:
         assert not options["include_partial_messages"]
         assert options["no_session_persistence"]
 
-    @requirement("003-15")
     @pytest.mark.parametrize(
         ("choice", "flag"), [("append", "append_system_prompt_file"), ("replace", "system_prompt_file"), ("none", None)]
     )
@@ -127,7 +123,6 @@ class TestCommandLine:
         (folder / "CLAUDE.md").unlink()
         assert (await seen(start()))["options"]["append_system_prompt_file"] is None
 
-    @requirement("003-15")
     async def test_mcp_servers_come_from_the_folder_from_the_manifest_and_from_the_node(
         self, start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -214,14 +209,12 @@ class TestCommandLine:
 
 
 class TestAnswers:
-    @requirement("003-15")
     async def test_the_last_words_are_the_answer_with_what_they_cost(self, start: Start) -> None:
         data = (await start()(call("say one two"), ignore_event)).data
         assert data.pop("session_id")
         usage = {"input_tokens": 3, "output_tokens": 5}
         assert data == {"answer": "one two", "usage": usage, "cost_usd": 0.25, "turns": 1}
 
-    @requirement("003-15")
     async def test_a_caller_who_listens_hears_pieces_once_and_tools_in_order(self, start: Start) -> None:
         heard = Heard()
         result = await start()(call("report broken", stream=True), heard)
@@ -288,7 +281,6 @@ class TestAnswers:
 
 
 class TestConversations:
-    @requirement("003-15")
     async def test_calls_of_one_conversation_are_turns_of_one_session(self, start: Start) -> None:
         runtime = start()
         first = await runtime(call("say my name", "a"), ignore_event)

@@ -203,7 +203,6 @@ async def _described(node: Node, agent_id: str) -> None:
     await eventually(is_known)
 
 
-@requirement("003-17")
 async def test_what_the_agent_says_of_itself_fills_the_least_manifest(place: Place) -> None:
     agent = (await place.node.operation("fabric.agent.describe", {"agent_id": "oracle"}))["result"]["agent"]
     assert (agent["display_name"], agent["version"], agent["tags"]) == ("The Oracle", "3.1.4", ["wise"])
@@ -213,7 +212,7 @@ async def test_what_the_agent_says_of_itself_fills_the_least_manifest(place: Pla
     assert agent["status"] == "degraded"  # as it says itself
 
 
-@requirement("003-17", "001-30", "001-31", "001-32", "001-33")
+@requirement("001-30", "001-31", "001-32", "001-33")
 async def test_a_call_reaches_the_agent_with_its_whole_envelope(place: Place) -> None:
     envelope = await place.node.ask(
         "oracle", "say", "hello", context={"n": BIG}, timeout_ms=9000, conversation_id="talk-1"
@@ -237,7 +236,7 @@ async def test_a_call_reaches_the_agent_with_its_whole_envelope(place: Place) ->
     assert 0 < place.oracle.time_left <= 9.0
 
 
-@requirement("003-17", "001-21")
+@requirement("001-21")
 async def test_events_arrive_in_order(place: Place) -> None:
     events = await place.node.events("oracle", "talk")
     kinds = [each["event"] for each in events]
@@ -407,7 +406,6 @@ async def example() -> AsyncIterator[str]:
         await process.wait()
 
 
-@requirement("003-17")
 async def test_the_example_in_the_documentation_works() -> None:
     async with example() as uri, running(manifests=[_entry("adder", uri)], config=CONFIG) as node:
         assert re.fullmatch(r"grpc://127\.0\.0\.1:\d+", uri)

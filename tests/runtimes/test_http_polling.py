@@ -73,7 +73,7 @@ async def node(peer: tuple[Later, str]) -> AsyncIterator[Node]:
         yield found
 
 
-@requirement("001-17", "003-16")
+@requirement("001-17")
 @pytest.mark.parametrize("how", ["plain", "operation", "redirect", "flaky"])
 async def test_an_api_that_answers_later_is_asked_until_it_is_done(node: Node, later: Later, how: str) -> None:
     reply = await node.ask(how, "act")

@@ -70,7 +70,7 @@ async def sent(node: Node, agent_id: str, **context: Any) -> Any:
     return reply["result"]
 
 
-@requirement("001-17", "003-16")
+@requirement("001-17")
 async def test_a_get_takes_its_arguments_as_a_query(node: Node) -> None:
     shown = await sent(node, "get", city="Zürich & Bern", days=3)
     assert (shown["method"], shown["query"]) == ("GET", [["city", "Zürich & Bern"], ["days", "3"]])

@@ -178,6 +178,10 @@ def _build_entry(
         return card.name, {"location": folder_location, **_describe_card(card)}
     if path.is_dir() and not (path / "HEAD").is_file():
         raise ConfigError(f"{path}: there is no {CARD_FILE}. Make one with: a2a-fabric agents new")
+    if not path.exists() and re.fullmatch(r"[\w-]+", place):  # a repository has at least a host or an owner
+        known = Path("agents") / place
+        hint = f". Do you mean {known}?" if (known / CARD_FILE).is_file() else ""
+        raise BadInput(f"There is no folder '{place}' with a card ({CARD_FILE}){hint}", field="PATH")
     try:
         address = parse_repo(str(path.resolve()) if path.is_dir() else place)
     except ValueError as exc:
