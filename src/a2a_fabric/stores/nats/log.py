@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple
+from itertools import chain, repeat
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -24,10 +24,11 @@ from nats.errors import Error as NatsError
 from a2a_fabric.nats.connection import NatsConnection, NatsUnavailable
 from a2a_fabric.stores.nats.errors import MESSAGE_NOT_FOUND, WRONG_LAST_SEQUENCE, ApiError, JetStreamRefused
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _API = "$JS.API"
-REQUEST_TIMEOUT = 2.0  # of one attempt; a change of the leader takes longer, and is asked again
+REQUEST_TIMEOUT = 2.0
+_ATTEMPTS = (1.0, 1.0, 1.0, 1.0, 2.0, 4.0)  # seconds: requests are lost while a leader is elected, or answered slowly
 _HEARTBEAT = 2.0  # seconds between two signs of life of the server's consumer
 _SILENCE = 3.5 * _HEARTBEAT
 _SECOND = 1_000_000_000
@@ -140,30 +141,32 @@ class StreamLog:
         self.subject = subject
         self.follower = LogFollower(jetstream, stream)
 
-    async def read_info(self) -> StreamInfo:
-        return await self.jetstream.read_info(self.stream)
+    async def read_info(self, ends_at: float) -> StreamInfo:
+        """Raises NatsUnavailable when the time is up."""
+
+        async def attempt(timeout: float) -> StreamInfo:
+            return _decode_info(await self.jetstream.ask(f"STREAM.INFO.{self.stream}", timeout=timeout))
+
+        return await _repeat(attempt, ends_at)
 
     async def append(self, message: bytes, after: int, ends_at: float) -> None:
         """Returns once the message is stored behind sequence `after`, and on disk as far as the server promises it.
 
         Raises SequenceConflict, JetStreamRefused, and NatsUnavailable if that is not known when the time is up.
         """
-        loop = asyncio.get_running_loop()
         is_repeated = False
-        while True:
+
+        async def attempt(timeout: float) -> None:
+            nonlocal is_repeated
             try:
-                timeout = max(0.05, min(REQUEST_TIMEOUT, ends_at - loop.time()))
                 await self.jetstream.publish(self.subject, message, after, timeout)
-                return
             except SequenceConflict as exc:
                 if not is_repeated or not await self._is_stored(message, after + 1):
                     raise SequenceConflict(max(exc.head, after + 1)) from exc
-                return
-            except NatsUnavailable:
-                is_repeated = True  # the server may have it
-                if loop.time() >= ends_at:
-                    raise
-            await asyncio.sleep(0.05)
+            finally:
+                is_repeated = True  # from now on the server may have it
+
+        await _repeat(attempt, ends_at)
 
     async def read(self, sequence: int) -> LogMessage | None:
         return await self.jetstream.read_message(self.stream, seq=sequence)
@@ -171,6 +174,19 @@ class StreamLog:
     async def _is_stored(self, message: bytes, sequence: int) -> bool:
         stored = await self.read(sequence)
         return stored is not None and stored.data == message
+
+
+async def _repeat(attempt: Callable[[float], Awaitable[T]], ends_at: float) -> T:
+    """Try until the time is up, each time with a limit of its own. Raises what the last attempt raised."""
+    loop = asyncio.get_running_loop()
+    for limit in chain(_ATTEMPTS, repeat(_ATTEMPTS[-1])):
+        try:
+            return await attempt(max(0.05, min(limit, ends_at - loop.time())))
+        except NatsUnavailable:
+            if loop.time() >= ends_at:
+                raise
+        await asyncio.sleep(0.05)
+    raise AssertionError("the attempts never end")
 
 
 class LogFollower:

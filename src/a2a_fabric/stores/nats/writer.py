@@ -345,7 +345,7 @@ class ReplicatedWriter:
         message = await self._stream.read(self._replica.sequence + 1)
         if message is not None:
             return [message]
-        await self._restart_follower(await self._stream.read_info())  # it was purged: a snapshot has it
+        await self._restart_follower(await self._read_info(_now() + _TICK))  # it was purged: a snapshot has it
         return []
 
     async def _apply(self, messages: list[LogMessage]) -> None:
@@ -387,21 +387,17 @@ class ReplicatedWriter:
     # Small things
 
     async def _read_info(self, ends_at: float) -> StreamInfo:
-        """From the leader, again and again until the time is up."""
-        while True:
-            asked_at = time.time()
-            try:
-                info = await self._stream.read_info()
-            except NatsUnavailable:
-                self._note_away()
-                if _now() >= ends_at:
-                    raise
-                await asyncio.sleep(0.1)
-                continue
-            self._note_answer()
-            self._clock_read_at = _now()
-            self.clock.adjust(info, asked_at, time.time())
-            return info
+        """From the leader."""
+        asked_at = time.time()
+        try:
+            info = await self._stream.read_info(ends_at)
+        except NatsUnavailable:
+            self._note_away()
+            raise
+        self._note_answer()
+        self._clock_read_at = _now()
+        self.clock.adjust(info, asked_at, time.time())
+        return info
 
     async def _in_thread(self, function: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *values)
