@@ -8,6 +8,9 @@ A unit of work is a function of a `SqliteTransaction`. It should read before it
 writes: a unit that raises after writing makes its whole group run a second time,
 each unit in a transaction of its own.
 
+The NATS store repeats the writing statements of a unit on other nodes. So their text has one meaning everywhere: the
+time and random values are parameters, and a statement that changes only some rows says by ORDER BY which ones.
+
 What holds for both writers:
 - A unit's result is handed out only after COMMIT returned, so what a caller was told is on disk.
 - A unit that raises has written nothing; the other units of its group are not affected.
