@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Emit
@@ -18,6 +20,12 @@ from tests.fixtures.node import PSK, Node, Reply, running
 
 VIEWER, OPERATOR, SECRET = "the-key-of-viewer", "the-key-of-operator", "the-secret-of-webhooks-0123456789"
 ATTACK = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+FLAGS = [
+    "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]  # fmt: skip
+TIMEOUT = 20_000
+expect.set_options(timeout=TIMEOUT)
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 AGENTS_FILE = """# a remark that stays
@@ -94,7 +102,7 @@ def make_agents() -> list[Agent]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **more: Any) -> AsyncIterator[Node]:
+async def serving(folder: Path, key: str | None = PSK, **more: Any) -> AsyncIterator[Node]:
     file = folder / "agents.yaml"
     file.write_text(AGENTS_FILE)
     keys = [
@@ -113,9 +121,45 @@ async def serving(folder: Path, **more: Any) -> AsyncIterator[Node]:
         "health": {"interval": 0},
         **more,
     }
-    async with running(*make_agents(), config=config, base=folder, from_files=True) as node:
+    async with running(*make_agents(), config=config, base=folder, from_files=True, psk=key) as node:
         yield node
 
 
-async def administer(node: Node, name: str, body: dict[str, Any] | None = None, token: str | None = PSK) -> Reply:
-    return await node.send("POST", f"/admin/v1/{name}", token=token, json=body or {})
+async def administer(
+    node: Node, name: str, body: dict[str, Any] | None = None, token: str | None = PSK, **more: Any
+) -> Reply:
+    return await node.send("POST", f"/admin/v1/{name}", token=token, json=body or {}, **more)
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Browser]:
+    """Skips if there is no browser."""
+    program = find_browser()
+    own = [] if os.geteuid() else ["--no-sandbox"]
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program, args=[*FLAGS, *own])
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def visiting(
+    browser: Browser, node: Node, path: str = "", *, token: str | None = PSK, phone: bool = False, **more: Any
+) -> AsyncIterator[Page]:
+    """A page of a visitor of its own, which must complain of nothing and ask no other host."""
+    size = ViewportSize(width=390, height=844) if phone else ViewportSize(width=1280, height=800)
+    context = await browser.new_context(viewport=size, reduced_motion="reduce", **more)
+    context.set_default_timeout(TIMEOUT)
+    if token is not None:
+        await context.add_init_script(f"sessionStorage.setItem('fabric.token', '{token}')")
+    page = await context.new_page()
+    complaints: list[str] = []
+    asked: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda line: complaints.append(line.text) if "Content Security" in line.text else None)
+    page.on("request", lambda request: asked.append(request.url))
+    await page.goto(f"{node.url}/console{path}")
+    yield page
+    await context.close()
+    assert not complaints
+    assert all(url.startswith(node.url) for url in asked)

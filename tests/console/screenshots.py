@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from playwright.async_api import Page, ViewportSize, async_playwright
+from aiohttp import web
+from playwright.async_api import Page, ViewportSize
 
 from a2a_fabric.web.server import bind_socket
-from tests.console.bench import find_browser
-from tests.console.test_console import FLAGS
+from tests.console.bench import browsing
 
 KEY = "the-key-of-the-pictures"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SECONDS = float(os.environ.get("SECONDS_OF_TRAFFIC", "45"))
-NODE = "node-1"
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("percy", "reason", {"task": "What is 12 * 7 + 16?"}),
@@ -33,6 +32,12 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("lab/dice", "roll", {"dice": "2d6"}),
     ("archive", "summarize", {"text": "Cats sleep. Dogs bark at night. Birds sing in the morning."}),
 ]
+MCP_VERSION = "2026-07-28"
+MCP_META = {
+    "io.modelcontextprotocol/protocolVersion": MCP_VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "claude-code", "version": "2.0"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
 BAD = ("units", "convert", {"value": 3, "unit": "mi", "to": "kg"})
 
 
@@ -72,16 +77,27 @@ class Client:
             await self.post("/mcp/call", {"name": "fabric.call", "arguments": given}, token)
 
 
-async def prepare(client: Client) -> None:
-    """A replica that is dead, with one that stands in for it; a few keys; jobs and a conversation."""
+async def answer_badly(request: web.Request) -> web.Response:
+    """An agent that can be reached, and breaks every third call."""
+    if request.method == "GET" or random.random() < 0.6:
+        return web.json_response({"answer": "Dogs bark at night."})
+    return web.json_response({"error": "the index is being rebuilt"}, status=503)
+
+
+async def prepare(client: Client, archive: str) -> None:
+    """An agent that breaks now and then, with one that stands in for it; one that is dead; a few keys; messages."""
     scribe = (await client.operate("fabric.agent.describe", agent_id="scribe"))["agent"]
     schema = next(each for each in scribe["capabilities"] if each["name"] == "summarize")["input_schema"]
     offer = {"name": "summarize", "description": "Summarize a text.", "input_schema": schema, "idempotent": True}
-    await client.operate("fabric.agent.register", agent_id="archive-b", endpoint=scribe["endpoint"]["uri"],
+    address = scribe["endpoint"]["uri"]
+    await client.operate("fabric.agent.register", agent_id="archive-b", runtime="http", endpoint=address,
                          capabilities=[offer], description="Stands in for archive.", tags=["text"])  # fmt: skip
-    await client.operate("fabric.agent.register", agent_id="archive", endpoint="http://127.0.0.1:9/archive",
+    await client.operate("fabric.agent.register", agent_id="archive", runtime="http", endpoint=archive,
                          capabilities=[offer], description="Summarizes what is filed.", fallbacks=["archive-b"],
                          tags=["text"])  # fmt: skip
+    await client.operate("fabric.agent.register", agent_id="prod-files", runtime="http",
+                         endpoint="http://127.0.0.1:9/files", capabilities=[{"name": "read"}],
+                         description="Files of production.", tags=["files"])  # fmt: skip
     for name, scopes in (("claude-code", ["agent:*", "tool:*"]), ("nightly", ["capability:summarize"]),
                          ("dashboards", ["console:view"])):  # fmt: skip
         made = await client.post("/admin/v1/key.create", {"name": name, "scopes": scopes, "days": 90})
@@ -115,14 +131,14 @@ async def wait_until_up(client: Client) -> None:
 
 
 async def take(browser: Any, client: Client) -> None:
-    traces = (await client.post("/admin/v1/calls", {"agent": "archive", "limit": 20}))["result"]["calls"]
+    traces = (await client.post("/admin/v1/calls", {"agent": "archive", "limit": 200}))["result"]["calls"]
     chosen = next((each for each in traces if each["attempts"] > 1), traces[0])
     await asyncio.gather(drive(client, 30), take_all(browser, client, chosen["trace_id"]))
 
 
 async def take_all(browser: Any, client: Client, trace_id: str) -> None:
     async def shot(name: str, path: str, *, dark: bool = False, phone: bool = False, act: Any = None) -> None:
-        size = ViewportSize(width=390, height=844) if phone else ViewportSize(width=1280, height=800)
+        size = ViewportSize(width=390, height=844) if phone else ViewportSize(width=1440, height=900)
         context = await browser.new_context(
             viewport=size, color_scheme="dark" if dark else "light", device_scale_factor=2 if phone else 1.5,
             reduced_motion="reduce",
@@ -158,9 +174,7 @@ async def take_all(browser: Any, client: Client, trace_id: str) -> None:
     await shot("jobs", "/jobs")
     await shot("route", "/route?text=convert 3 miles to kilometres")
     await shot("keys", "/keys")
-    await shot("messages", "/messages")
     await shot("settings", "/settings")
-    await shot("log-dark", "/log", dark=True)
     await shot("palette", "/agents", act=search)
     await shot("phone-home", "", phone=True)
     await shot("phone-agents", "/agents", phone=True, dark=True)
@@ -177,15 +191,17 @@ async def main() -> None:
             "--store", f"sqlite:{folder}/fabric.db", cwd=folder, env=environ,
         )  # fmt: skip
         try:
-            async with aiohttp.ClientSession() as session, async_playwright() as playwright:
+            async with aiohttp.ClientSession() as session, browsing() as browser:
                 client = Client(f"http://127.0.0.1:{port}", session)
                 await wait_until_up(client)
-                await prepare(client)
+                bad = web.AppRunner(web.Application())
+                bad.app.router.add_route("*", "/{path:.*}", answer_badly)
+                await bad.setup()
+                await web.TCPSite(bad, "127.0.0.1", 0).start()
+                await prepare(client, f"http://127.0.0.1:{bad.addresses[0][1]}/archive")
                 await drive(client, SECONDS)
-                own = [] if os.geteuid() else ["--no-sandbox"]
-                browser = await playwright.chromium.launch(executable_path=find_browser(), args=[*FLAGS, *own])
                 await take(browser, client)
-                await browser.close()
+                await bad.cleanup()
         finally:
             program.terminate()
             await program.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,26 @@ async def test_a_browser_is_greeted_with_a_page_and_everyone_else_as_before(node
     assert b'href="/console"' in page.body
     plain = await node.send("GET", "/", token=None)
     assert plain.json["name"] == "a2a-fabric"
+
+
+async def test_every_operation_is_in_the_document_at_docs(node: Node) -> None:
+    document = (await node.send("GET", "/admin/openapi.json", token=None)).json
+    assert {f"/{name}" for name in (*READS, *CHANGES)} < document["paths"].keys()
+    assert document["paths"]["/key.create"]["post"]["tags"] == ["operators"]
+    assert document["paths"]["/keys"]["post"]["tags"] == ["viewers"]
+    schemas = document["components"]["schemas"]
+    assert schemas["key.create"]["required"] == ["name", "scopes"]
+    for name in set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document))):
+        assert name in schemas
+
+
+async def test_scripts_of_other_sites_are_refused_where_no_key_is_asked_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, auth={"anonymous": True}, public_url=None, key=None) as open_node:
+        own = await administer(open_node, "overview", token=None, headers={"Origin": open_node.url})
+        assert own.status == 200
+        for origin in ("http://evil.example", "http://localhost.evil.example", "null"):
+            other = await administer(open_node, "overview", token=None, headers={"Origin": origin})
+            assert other.status in (401, 403), origin
 
 
 async def test_the_console_can_be_switched_off(tmp_path: Path) -> None:

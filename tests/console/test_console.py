@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
+from playwright.async_api import Browser, expect
 
-from tests.console.bench import ATTACK, VIEWER, administer, find_browser, serving
+from tests.console.bench import ATTACK, VIEWER, administer, browsing, serving, visiting
 from tests.fixtures.node import PSK, Node, eventually
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-FLAGS = [
-    "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-]  # fmt: skip
-TIMEOUT = 20_000
-expect.set_options(timeout=TIMEOUT)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,35 +28,8 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    program = find_browser()
-    own = [] if os.geteuid() else ["--no-sandbox"]
-    async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(executable_path=program, args=[*FLAGS, *own])
-        yield started
-        await started.close()
-
-
-@asynccontextmanager
-async def visiting(
-    browser: Browser, node: Node, path: str = "", *, token: str | None = PSK, phone: bool = False, **more: Any
-) -> AsyncIterator[Page]:
-    """A page of a visitor of its own, which must complain of nothing and ask no other host."""
-    size = ViewportSize(width=390, height=844) if phone else ViewportSize(width=1280, height=800)
-    context = await browser.new_context(viewport=size, reduced_motion="reduce", **more)
-    context.set_default_timeout(TIMEOUT)
-    if token is not None:
-        await context.add_init_script(f"sessionStorage.setItem('fabric.token', '{token}')")
-    page = await context.new_page()
-    complaints: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda line: complaints.append(line.text) if "Content Security" in line.text else None)
-    page.on("request", lambda request: asked.append(request.url))
-    await page.goto(f"{node.url}/console{path}")
-    yield page
-    await context.close()
-    assert not complaints
-    assert all(url.startswith(node.url) for url in asked)
+    async with browsing() as found:
+        yield found
 
 
 async def test_a_visitor_signs_in_with_a_key_and_a_wrong_one_is_told_with_its_trace(

@@ -91,7 +91,7 @@ async def test_it_shows_the_same_as_a_curl_line_without_the_token(page: Page) ->
 
 
 async def test_it_asks_only_this_node_and_complains_of_nothing(page: Page, node: Node) -> None:
-    assert page.asked == [f"{node.url}/docs", f"{node.url}/openapi.json"]
+    assert page.asked == [f"{node.url}/docs", f"{node.url}/openapi.json", f"{node.url}/admin/openapi.json"]
     assert page.complaints == []
 
 

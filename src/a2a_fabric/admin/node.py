@@ -99,6 +99,7 @@ class Node:
             "agents": {**health["runtimes"], "total": len(registry.catalog.agents), "off": len(off)},
             "tools": len(registry.catalog.tools),
             "nodes": await self._count_nodes(),
+            "mesh": health.get("mesh"),
             "activity": self.activity.render(),
             "problems": self._list_problems(reader, health),
             "failing": health["agents"]["errors"],
@@ -296,6 +297,9 @@ class Node:
     def _list_problems(self, reader: Principal, health: Mapping[str, Any]) -> list[dict[str, str]]:
         """What is hidden or misconfigured, one sentence each."""
         problems = [{"kind": "source", "where": where, "text": text} for where, text in health["problems"].items()]
+        for name, check in health["checks"].items():
+            if check.get("status") != "ok":
+                problems.append({"kind": "check", "where": name, "text": str(check.get("reason") or check["status"])})
         if acts_as_operator(reader):
             problems += [{"kind": "setting", "where": "fabric.yaml", "text": text} for text in self.list_warnings()]
             notices = self.gateway.list_notices(reader)

@@ -26,9 +26,8 @@ from a2a_fabric.core.result import Answer, Result
 from a2a_fabric.core.stores import call_store
 from a2a_fabric.identity.shared_keys import make_key
 from a2a_fabric.operations.agents import NoArguments
-from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
+from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation, OperationRequest, TracedArguments
 
-PREFIX = "fabric.admin."
 _POLL_SECONDS = 0.2
 A = TypeVar("A", bound=TracedArguments)
 Handler = Callable[[Any, Principal], Awaitable[dict[str, Any]]]
@@ -189,7 +188,9 @@ class AdminOperations:
             check_console_role(request.principal, role)
             return Result(data=await handler(arguments, _make_reader(request.principal)))
 
-        return Operation(PREFIX + name, description, arguments_type, handle, scopes=(), read_only=role == "viewer")
+        return Operation(
+            ADMIN_PREFIX + name, description, arguments_type, handle, scopes=(), read_only=role == "viewer"
+        )
 
     async def _overview(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
         role = "operator" if reader is OPERATOR_PRINCIPAL else "viewer"

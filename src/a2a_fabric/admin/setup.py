@@ -8,7 +8,7 @@ from pathlib import Path
 from a2a_fabric.admin.activity import Activity
 from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.admin.node import Node, RecentLog
-from a2a_fabric.admin.operations import PREFIX, AdminOperations
+from a2a_fabric.admin.operations import AdminOperations
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import AgentSource
@@ -17,6 +17,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings
 from a2a_fabric.operations import Operations
+from a2a_fabric.operations.operation import ADMIN_PREFIX
 from a2a_fabric.registry.health_monitor import HealthMonitor
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.runtime_pool import RuntimePool
@@ -68,7 +69,7 @@ def build_admin(
     operations.add_unlisted(AdminOperations(node).all())
     # The history itself decides what a caller sees of it.
     for name, shared in (("calls", "fabric.call.list"), ("trace", "fabric.trace.get")):
-        operations.add_unlisted(each.rename(PREFIX + name) for each in operations.list_named(shared))
+        operations.add_unlisted(each.rename(ADMIN_PREFIX + name) for each in operations.list_named(shared))
     return node
 
 

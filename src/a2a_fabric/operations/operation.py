@@ -19,6 +19,7 @@ from a2a_fabric.jobs.settings import JobOptions
 
 A = TypeVar("A")
 
+ADMIN_PREFIX = "fabric.admin."  # of operations for operators (`admin`), which are no tools
 OBJECT_SCHEMA: dict[str, Any] = {"type": "object"}
 
 

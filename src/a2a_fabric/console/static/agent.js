@@ -137,6 +137,8 @@ function Output({ run, onAnswer }) {
   const steps = run.events.filter((event) => event.event !== "progress" && !(event.event === "status" && event.data.status === "running"));
   const result = run.final && !run.asked ? run.final.result : null;
   const answer = result && typeof result.answer === "string" ? result.answer : null;
+  const { answer: shown, ...others } = result || {};
+  const rest = answer === null ? result : others;
   return html`<div class="output" aria-live="polite">
     ${progress && run.state === "running" ? html`<div class="progress"><i style=${{ width: `${Math.min(100, Math.max(0, Number(progress.data.percent) || 0))}%` }}></i></div><p class="hint">${text(progress.data.message)}</p>` : null}
     ${steps.length ? html`<ol class="steps">${steps.slice(-30).map((event) => html`<li><span class="mono faint">+${duration(event.ms)}</span><b>${event.event}</b><span>${describeEvent(event)}</span></li>`)}</ol>` : null}
@@ -146,7 +148,7 @@ function Output({ run, onAnswer }) {
     ${run.asked ? html`<${Questions} questions=${run.asked.questions} onAnswer=${onAnswer} />` : null}
     ${run.final && run.final.fallback ? html`<p class="hint">Answered by ${text(run.final.fallback.used || run.final.fallback.agent_id)} instead: ${text(run.final.fallback.reason)}</p>` : null}
     ${run.final && run.final.parts ? run.final.parts.filter((each) => each.kind === "text" || each.text).map((each) => html`<pre class="stream">${text(each.text)}</pre>`) : null}
-    ${result && (answer === null || Object.keys(result).length > 1) ? html`<${Json} value=${result} max />` : null}
+    ${rest && Object.keys(rest).length ? html`<${Json} value=${rest} max />` : null}
   </div>`;
 }
 

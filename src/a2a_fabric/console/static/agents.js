@@ -34,7 +34,7 @@ export function Agents({ query }) {
   const selected = useRowKeys(shown, open, keyOf);
   const tabs = [{ id: "", label: "All", count: filtered.length }, ...STATUSES.filter((status) => counts[status] || query.status === status || status === "online").map((status) => ({ id: status, label: { online: "Online", degraded: "Degraded", offline: "Offline", unknown: "Not seen", off: "Off" }[status], count: counts[status] || 0, dot: status }))];
   const canAdd = node && node.can_add && role === "operator";
-  return html`<${Page} title="Agents" aside=${html`<button type="button" class="button primary" disabled=${!canAdd} title=${!node ? "" : !node.can_add ? "This node has no agents.yaml to add to" : role !== "operator" ? "Viewers may not add agents" : ""} onClick=${() => setQuery({ add: "1" })}><${Icon} name="plus" size=${14} />Add agent</button>`}>
+  return html`<${Page} title="Agents" aside=${html`<button type="button" class="button primary" disabled=${role !== "operator"} title=${role && role !== "operator" ? "Viewers may not add agents" : ""} onClick=${() => setQuery({ add: "1" })}><${Icon} name="plus" size=${14} />Add agent</button>`}>
     <div class="toolbar">
       <${SearchBox} value=${query.q || ""} placeholder="Search agents" onInput=${(value) => setQuery({ q: value })} />
       <${Select} label="Runtime" value=${query.runtime || ""} options=${distinct(all.map((agent) => agent.runtime))} onChange=${(value) => setQuery({ runtime: value })} />
@@ -47,7 +47,8 @@ export function Agents({ query }) {
       <div class="list-head agents-grid" aria-hidden="true"><span></span><span>Agent</span><span>Runtime</span><span>Offers</span><span>Latency, 5 min</span><span class="num">Mean</span><span class="num">Failed</span></div>
       <${VirtualRows} rows=${shown} height=${56} selected=${selected} keyOf=${keyOf} label="Agents" onVisible=${setVisible} render=${(agent, isSelected) => html`<${AgentRow} agent=${agent} live=${kept.current[agent.agent_id]} selected=${isSelected} />`} />`}
     <//>
-    ${query.add ? html`<${AddAgent} onClose=${() => setQuery({ add: "" })} programs=${node && node.can_add_programs} />` : null}
+    ${query.add && node && !node.can_add ? html`<${Dialog} title="Add an agent" onClose=${() => setQuery({ add: "" })}><p>This node was started without an <code>agents.yaml</code>, so there is no file to add to. Start it with one:</p><${Command}>a2a-fabric up --agents agents.yaml<//><p class="hint">Agents can also register themselves while the node runs: <code>fabric.agent.register</code>.</p><//>` : null}
+    ${query.add && node && node.can_add ? html`<${AddAgent} onClose=${() => setQuery({ add: "" })} programs=${node && node.can_add_programs} />` : null}
   <//>`;
 }
 
@@ -60,7 +61,7 @@ function AgentRow({ agent, live, selected }) {
     <${Dot} status=${status} />
     <span class="row-main"><b>${agent.agent_id}</b>${agent.display_name !== agent.agent_id ? html`<span class="faint"> ${text(agent.display_name)}</span>` : null}${live && live.breaker !== "closed" ? html` <${Badge} state=${live.breaker}>breaker ${live.breaker}<//>` : null}
       <small class=${error ? "bad-text" : ""}>${error ? html`${text(error)}${since ? html` · since ${age(since)}` : null}` : text(agent.description) || html`<span class="faint">No description</span>`}</small></span>
-    <span><${Tag}>${agent.runtime || "?"}<//></span>
+    <span>${agent.runtime ? html`<${Tag}>${agent.runtime}<//>` : html`<span class="faint" title="Found out when it answers">–</span>`}</span>
     <span class="muted num-left">${agent.status === "off" ? "–" : plural(agent.tools, "tool")}</span>
     <${Spark} values=${live ? live.spark : []} />
     <span class="num">${live && live.mean_ms !== null ? duration(live.mean_ms) : live && live.latency_ms !== null ? html`<span class="faint">${duration(live.latency_ms)}</span>` : html`<span class="faint">–</span>`}</span>

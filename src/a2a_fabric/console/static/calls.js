@@ -1,6 +1,7 @@
 // Every call as it happens; one call as a tree over attempts, nodes, protocols and jobs.
-import { admin, ApiError, call, clock, count, duration, go, html, Link, part, plural, setQuery, short, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
+import { admin, clock, count, duration, go, html, Link, overview, part, plural, setQuery, short, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
 import { Age, Badge, Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json, Page, SearchBox, Select, Tabs, Tag, Time, TraceId, useRowKeys, VirtualRows } from "./parts.js";
+import { snippets } from "./agent.js";
 
 const MOST_ROWS = 2000;
 
@@ -46,7 +47,7 @@ export function Calls({ query }) {
   const selected = useRowKeys(shown, (row) => go(`/calls/${part(row.trace_id)}`), keyOf);
   const failed = rows.filter((row) => !isOk(row) && row.status !== "running").length;
   if (live.error && live.error.code === "BAD_INPUT" && !rows.length) return html`<${Page} title="Calls"><${Empty} title="This node keeps no history of calls"><p>${text(live.error.message)}</p><//><//>`;
-  return html`<${Page} title="Calls" aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "stop"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
+  return html`<${Page} title="Calls" aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
     <div class="toolbar"><${SearchBox} value=${query.q || ""} placeholder="Search agent, caller, trace id, error" onInput=${(value) => setQuery({ q: value })} />
       <${Select} label="Agent" value=${query.agent || ""} options=${[...new Set([...(query.agent ? [query.agent] : []), ...rows.map((row) => row.agent_id)])].sort()} onChange=${(value) => setQuery({ agent: value })} />
       <${Select} label="Caller" value=${query.principal || ""} options=${[...new Set([...(query.principal ? [query.principal] : []), ...rows.map((row) => row.principal).filter(Boolean)])].sort()} onChange=${(value) => setQuery({ principal: value })} /></div>
@@ -112,13 +113,45 @@ export function Trace({ id, query }) {
   const capability = attributes["fabric.capability"] || attributes.capability || (trace.calls && trace.calls[0] && trace.calls[0].capability);
   const isGood = !rows.length || isSpanOk(root);
   const failure = rows.map((span) => (span.attributes || {})["exception.message"] || (span.attributes || {})["error.message"]).find(Boolean);
+  const door = rows.find((span) => span.kind === "door"), runtimes = [...new Set(rows.map((span) => (span.attributes || {})["fabric.runtime"]).filter(Boolean))];
+  const way = [door && (door.attributes || {})["enduser.id"], door && (door.attributes || {})["fabric.door"], ...runtimes].filter(Boolean).map(text).join(" → ");
   const jobId = rows.map((span) => (span.attributes || {}).job_id || (span.attributes || {})["fabric.job_id"]).find(Boolean);
   return html`<div class="page"><nav class="crumbs"><${Link} to="/calls">Calls<//></nav>
     <header class="page-head"><div><h1><span class="call-state ${isGood ? "" : "bad-text"}"><${Icon} name=${isGood ? "check" : "cross"} size=${20} /></span>${agent ? html`<${Link} to=${`/agents/${part(agent)}`}>${text(agent)}<//>${capability ? html`<span class="faint">.</span>${text(capability)}` : null}` : root ? text(root.name) : "Call"}</h1>
-      <p class="lead">${root ? html`<${Time} at=${root.started_at} /> · ${duration(total)} · ${plural(rows.length, "span")} on ${plural(new Set(rows.map((span) => span.node)).size, "node")}` : null} · trace <${TraceId} id=${id} full /></p></div>
+      <p class="lead">${root ? html`<${Time} at=${root.started_at} /> · ${duration(total)} · ${plural(rows.length, "span")} on ${plural(new Set(rows.map((span) => span.node)).size, "node")}` : null}${way ? html` · ${way}` : null}<br />trace <${TraceId} id=${id} full /></p></div>
       <div class="page-aside">${jobId ? html`<${Link} class="button small" to=${`/jobs/${part(jobId)}`}>Job<//>` : null}${agent && capability ? html`<${Link} class="button small" to=${`/agents/${part(agent)}?do=${part(capability)}`}><${Icon} name="retry" size=${14} />Run again<//>` : null}<${CopyButton} label="Copy as JSON" value=${() => JSON.stringify(trace, null, 2)} /></div></header>
-    ${failure ? html`<${Fault} error=${{ message: failure, code: rows.map((span) => (span.attributes || {})["error.type"]).find(Boolean), traceId: id }} />` : null}
-    <${Fresh} live=${live}><${Waterfall} rows=${rows} start=${start} total=${total} chosen=${query.span} /><//></div>`;
+    ${failure && !isGood ? html`<${Fault} error=${{ message: failure, code: rows.map((span) => (span.attributes || {})["error.type"]).find(Boolean), traceId: id }} />` : null}
+    <${Fresh} live=${live}><${Waterfall} rows=${rows} start=${start} total=${total} chosen=${query.span} /><//>
+    ${agent && capability ? html`<${Repeat} agent=${text(agent)} capability=${text(capability)} attributes=${attributes} tab=${query.as || "curl"} />` : null}</div>`;
+}
+
+const parse = (source) => { try { return JSON.parse(source); } catch { return source; } };
+
+/** What went in and came out, if the node keeps that, and the same call from elsewhere. */
+function Repeat({ agent, capability, attributes, tab }) {
+  const known = useLive((signal) => admin("agent", { agent_id: agent }, { signal }), [agent]);
+  const node = overview.use();
+  const offered = known.data && known.data.agent.capabilities.find((each) => each.name === capability);
+  const all = snippets(((node && node.public_url) || location.origin).replace(/\/$/, ""), agent, offered || { name: capability }, "$FABRIC_TOKEN");
+  const input = attributes["fabric.input"], output = attributes["fabric.output"];
+  return html`<div class="two repeat"><section class="block"><header><h2>${output ? "Result" : "Payload"}</h2></header>${input ? html`<h3>Input</h3><${Json} value=${parse(input)} max />` : null}${output ? html`<h3>Result</h3><${Json} value=${parse(output)} max />` : null}${input || output ? null : html`<p class="hint">This node keeps no payloads. <code>history.payloads: true</code> keeps what goes in and comes out, redacted.</p>`}</section>
+    <section class="block reach"><header><h2>Call it again</h2></header><${Tabs} label="Client" items=${Object.keys(all).map((id) => ({ id, label: id }))} value=${all[tab] ? tab : "curl"} onChange=${(value) => setQuery({ as: value === "curl" ? "" : value })} /><${Code}>${all[tab] || all.curl}<//></section></div>`;
+}
+
+/** The name without its kind, which stands before it. */
+function spanName(span) {
+  const name = text(span.name), runtime = (span.attributes || {})["fabric.runtime"];
+  const bare = name.startsWith(`${span.kind} `) ? name.slice(span.kind.length + 1) : name;
+  return runtime && bare.startsWith("unknown ") ? `${runtime} ${bare.slice(8)}` : bare;
+}
+
+/** What a reader wants to know of a span before opening it. */
+function spanNote(span) {
+  const facts = span.attributes || {};
+  if (!isSpanOk(span) && facts["error.message"]) return text(facts["error.message"]);
+  if (span.kind === "door") return [facts["enduser.id"], facts["fabric.on_behalf_of"] && `for ${facts["fabric.on_behalf_of"]}`, facts["fabric.view"] && `view ${facts["fabric.view"]}`, facts["fabric.rule"] && `rule ${facts["fabric.rule"]}`].filter(Boolean).map(text).join(", ");
+  if (span.kind === "attempt") return [facts["fabric.reason"], facts["fabric.pool"] && `pool ${facts["fabric.pool"]}`].filter(Boolean).map(text).join(", ");
+  return "";
 }
 
 const isSpanOk = (span) => !span || span.status === "ok" || span.status === "unset" || !span.status || span.status === "completed";
@@ -136,7 +169,7 @@ function Waterfall({ rows, start, total, chosen }) {
       const bad = !isSpanOk(span);
       return html`<div role="treeitem" aria-expanded=${open ? "true" : "false"} class="fall-item ${open ? "open" : ""}" key=${span.span_id}>
         <button type="button" class="fall-row ${bad ? "bad" : ""}" onClick=${() => setQuery({ span: open ? "" : span.span_id })}>
-          <span class="fall-name" style=${{ paddingLeft: `${span.depth * 16}px` }}>${span.depth ? html`<i class="branch"></i>` : null}<${Tag}>${text(span.kind || "span")}<//> <b>${text(span.name)}</b>${nodes > 1 ? html` <small class="faint">${text(span.node)}</small>` : null}</span>
+          <span class="fall-name" style=${{ paddingLeft: `${span.depth * 16}px` }}>${span.depth ? html`<i class="branch"></i>` : null}<span class="fall-kind">${text(span.kind || "span")}</span><b>${spanName(span)}</b>${nodes > 1 ? html`<${Tag}>${text(span.node)}<//>` : null}<small class=${bad ? "bad-text" : "faint"}>${spanNote(span)}</small></span>
           <span class="fall-track"><i class="fall-bar ${span.kind || ""} ${bad ? "bad" : ""}" style=${{ left: `${left}%`, width: `${width}%` }}></i>${(span.events || []).slice(0, 40).map((event) => html`<i class="fall-event" title=${`${text(event.name)} +${duration(event.at_ms)}`} style=${{ left: `${Math.min(99.6, ((from + (event.at_ms || 0)) / total) * 100)}%` }}></i>`)}<em class=${left > 60 ? "before" : ""} style=${left > 60 ? { right: `${100 - left}%` } : { left: `${left + width}%` }}>${duration(span.duration_ms)}</em></span></button>
         ${open ? html`<div class="fall-more">${bad && span.error ? html`<p class="bad-text">${text(span.error)}</p>` : null}<dl>${Object.entries({ node: span.node, started: clock(span.started_at, true), status: span.status, ...span.attributes }).filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${text(value)}</dd></div>`)}</dl>
           ${(span.events || []).length ? html`<ol class="steps">${span.events.map((event) => html`<li><span class="mono faint">+${duration(event.at_ms)}</span><b>${text(event.name)}</b><span>${Object.entries(event.attributes || {}).map(([name, value]) => `${name} ${text(value)}`).join(" · ")}</span></li>`)}</ol>` : null}</div>` : null}</div>`;

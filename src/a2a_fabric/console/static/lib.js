@@ -237,7 +237,7 @@ export function count(number) {
 }
 export const bytes = (number) => (number === null || number === undefined ? "–" : number < 1024 ? `${number} B` : number < 1048576 ? `${(number / 1024).toFixed(1)} kB` : `${(number / 1048576).toFixed(1)} MB`);
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
-export const short = (id) => { const shown = text(id); return shown.startsWith("job_") ? shown.slice(-8) : shown.slice(0, 8); };
+export const short = (id) => { const shown = text(id); return /^[a-z]+_/.test(shown) ? shown.slice(-8) : shown.slice(0, 8); };
 
 export async function copy(value, what = "Copied") {
   try {

@@ -32,7 +32,7 @@ export function Log({ query }) {
   }, [paused], paused ? 0 : 300);
   const words = (query.q || "").toLowerCase();
   const shown = useMemo(() => lines.filter((line) => (!query.level || LEVELS.indexOf(line.level) >= LEVELS.indexOf(query.level)) && (!words || JSON.stringify(line).toLowerCase().includes(words))).reverse(), [lines, query.q, query.level]);
-  return html`<${Page} title="Log" lead="The newest lines first, as they come." aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "stop"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
+  return html`<${Page} title="Log" lead="The newest lines first, as they come." aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
     <div class="toolbar"><${SearchBox} value=${query.q || ""} placeholder="Search lines" onInput=${(value) => setQuery({ q: value })} /></div>
     <${Tabs} label="Level" items=${[{ id: "", label: "All" }, { id: "warning", label: "Warnings" }, { id: "error", label: "Errors" }]} value=${query.level || ""} onChange=${(value) => setQuery({ level: value })} />
     <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>${shown.length ? html`<${VirtualRows} rows=${shown} height=${28} keyOf=${(line) => line.id} label="Lines" render=${(line) => html`<${Line} line=${line} />`} />` : html`<${Empty} title="No lines"><p>${lines.length ? "No line matches." : "Nothing has happened since this node started."}</p><//>`}<//>

@@ -31,12 +31,13 @@ from a2a_fabric.doors.fabric.http import (
 from a2a_fabric.doors.fabric.operator import APPROVE_PATH, LOG_PATH, TOOLS_PATH, OperatorPages
 from a2a_fabric.doors.fabric.websocket import FabricWebSocketEndpoint
 from a2a_fabric.operations.agents import RegisterArguments
+from a2a_fabric.operations.operation import ADMIN_PREFIX
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
 # Errors that are a 200 with `ok: false` at `/mcp/call`.
 _HTTP_STATUS: dict[type[FabricError], int] = {AgentNotFound: 404, Conflict: 409, StoreError: 503}
 _HEALTH_PATH, _METRICS_PATHS, _REGISTER_PATH = "/health", ("/metrics", "/mcp/metrics"), "/mcp/register_agent"
-_ADMIN_PATH, _ADMIN_PREFIX = "/admin/v1/", "fabric.admin."
+_ADMIN_PATH = "/admin/v1/"
 _UNLOGGED_PATHS = frozenset({_HEALTH_PATH, LOG_PATH, *_METRICS_PATHS})  # unless they fail
 _OPERATION_PATHS = {
     "/mcp/health": "fabric.health",
@@ -154,8 +155,8 @@ class FabricHttpEndpoints:
 
     async def _administer(self, cycle: FabricPageCycle) -> HttpReply:
         """An operation for operators. Those that only read leave no line in the log: the console asks all the time."""
-        name = _ADMIN_PREFIX + cycle.scope["path_params"]["name"]
-        operations = {each.name: each for each in self._context.operations.list_named(_ADMIN_PREFIX)}
+        name = ADMIN_PREFIX + cycle.scope["path_params"]["name"]
+        operations = {each.name: each for each in self._context.operations.list_named(ADMIN_PREFIX)}
         if name not in operations:
             raise UnknownOperation(name, operations)
         result = await cycle.run_operation(name, cycle.decode_body() if cycle.body.strip() else {})

@@ -17,7 +17,12 @@ from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, DoorEdge, Requ
 from a2a_fabric.doors.rest.agents import RestAgents, node_card_endpoint
 from a2a_fabric.doors.rest.http import NotFoundCycle, PrefixRoute, RestHttpEndpoint, RestRoute
 from a2a_fabric.doors.rest.messages import RestMessages
-from a2a_fabric.doors.rest.openapi import docs_endpoint, openapi_endpoint, redirect_endpoint
+from a2a_fabric.doors.rest.openapi import (
+    admin_openapi_endpoint,
+    docs_endpoint,
+    openapi_endpoint,
+    redirect_endpoint,
+)
 from a2a_fabric.doors.rest.requests import RestRequests
 from a2a_fabric.doors.rest.rpc.http import build_rpc_routes
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
@@ -92,6 +97,11 @@ def _build_docs_routes(state: DoorEdge, endpoints: Sequence[RestRoute]) -> list[
     return [
         *(Route(prefix + "/openapi.json", openapi) for prefix in (VERSION_PREFIX, "")),
         *(Route(prefix + "/docs", docs) for prefix in (VERSION_PREFIX, "")),
+        *(
+            [Route("/admin/openapi.json", admin_openapi_endpoint(state))]
+            if "fabric" in state.context.door_kinds
+            else []
+        ),
         Route("/mcp/docs", redirect_endpoint(state, "/docs")),
         Route("/mcp/docs/json", redirect_endpoint(state, "/openapi.json")),
     ]

@@ -18,6 +18,7 @@ from a2a_fabric.doors.edge import CycleEndpoint, DoorEdge, HttpReply
 from a2a_fabric.doors.rest import models
 from a2a_fabric.doors.rest.http import RestPageCycle, RestRoute, page_endpoint
 from a2a_fabric.identity.settings import openid_metadata_url
+from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation
 from a2a_fabric.version import __version__
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
@@ -162,6 +163,50 @@ def _build_ref(kind: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": _REF_TEMPLATE.format(name=kind.__name__)}
 
 
+def build_admin_document(operations: Sequence[Operation[Any]], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+    """The operations for operators, each at an address of its own (`doors/fabric`)."""
+    schemes = _build_security_schemes(issuers)
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for operation in operations:
+        name = operation.name.removeprefix(ADMIN_PREFIX)
+        definitions = dict(operation.input_schema.get("$defs", {}))
+        schemas |= definitions
+        schemas[name] = {key: value for key, value in operation.input_schema.items() if key != "$defs"}
+        body = {"schema": {"$ref": _REF_TEMPLATE.format(name=name)}, "example": {}}
+        envelope = {"type": "object", "required": ["ok", "trace", "result", "error"]}
+        answer = {"description": "`result` has the answer.", "content": {"application/json": {"schema": envelope}}}
+        errors = {
+            status: {"description": text, "content": {"application/json": {"schema": envelope}}}
+            for status, text in _ERROR_RESPONSES.items()
+        }
+        paths[f"/{name}"] = {
+            "post": {
+                "operationId": f"admin_{name.replace('.', '_')}",
+                "summary": operation.description,
+                "tags": ["viewers" if operation.read_only else "operators"],
+                "parameters": [],
+                "requestBody": {"required": True, "content": {"application/json": body}},
+                "responses": {"200": answer, **errors},
+            }
+        }
+    text = msgspec.json.encode(schemas).replace(b"#/$defs/", b"#/components/schemas/")
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Administration",
+            "version": __version__,
+            "summary": "What the console and the command line use.",
+            "description": "Viewers need the scope `console:view`, operators `console:operate` or the node's own key.",
+        },
+        "servers": [{"url": f"{base_url}/admin/v1"}],
+        "security": [{name: []} for name in schemes],
+        "tags": [{"name": "viewers"}, {"name": "operators"}],
+        "paths": paths,
+        "components": {"schemas": msgspec.json.decode(text), "securitySchemes": schemes},
+    }
+
+
 _FILES_DIRECTORY = Path(__file__).with_name("docs")
 _NO_CACHE = (b"cache-control", b"no-cache")
 
@@ -171,6 +216,17 @@ def openapi_endpoint(state: DoorEdge, endpoints: Sequence[RestRoute]) -> CycleEn
 
     def build_page(cycle: RestPageCycle) -> HttpReply:
         openapi = build_document(endpoints, cycle.base_url, state.context.issuers)
+        return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
+
+    return page_endpoint(state, build_page)
+
+
+def admin_openapi_endpoint(state: DoorEdge) -> CycleEndpoint:
+    """The same for the operations for operators."""
+
+    def build_page(cycle: RestPageCycle) -> HttpReply:
+        operations = state.context.operations.list_named(ADMIN_PREFIX)
+        openapi = build_admin_document(operations, cycle.base_url, state.context.issuers)
         return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
 
     return page_endpoint(state, build_page)

@@ -184,17 +184,21 @@ function section(name, entries) {
 }
 
 function draw(api) {
-  const base = new URL(api.servers[0].url).pathname;
   document.title = api.info.title;
   at("title").textContent = api.info.title;
   at("version").textContent = api.info.version;
   at("about").append(...words(`${api.info.summary} ${api.info.description} `), make("a", { text: "openapi.json", href: "openapi.json" }));
   at("list").replaceChildren();
+  drawSections(api, "shapes");
+}
+
+function drawSections(api, shapes) {
+  const base = new URL(api.servers[0].url).pathname;
   const all = Object.entries(api.paths).flatMap(([path, verbs]) =>
     Object.entries(verbs).map(([verb, operation]) => [path, verb.toUpperCase(), operation]));
   for (const tag of api.tags)
     section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)));
-  section("shapes", Object.entries(api.components.schemas).map((each) => shape(...each)));
+  section(shapes, Object.entries(api.components.schemas).map((each) => shape(...each)));
 }
 
 // A link to an entry opens it.
@@ -220,6 +224,8 @@ dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 at("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 at("find").addEventListener("input", find);
 addEventListener("hashchange", open);
-fetch("openapi.json").then((reply) => reply.json()).then(draw).then(open).catch((error) => {
+// The operations for operators stand below; a node without them has no such document.
+const drawAdmin = () => fetch("/admin/openapi.json").then((reply) => (reply.ok ? reply.json() : null)).then((api) => api && drawSections(api, "arguments"));
+fetch("openapi.json").then((reply) => reply.json()).then(draw).then(drawAdmin).then(open).catch((error) => {
   at("list").replaceChildren(make("p", { className: "about", text: `The description could not be read: ${error.message}` }));
 });
