@@ -96,8 +96,7 @@ async def test_the_page_stays_smooth_with_2000_agents_and_200_calls_a_second(
             await page.wait_for_timeout(400)
         made = await flooding
         tasks = await page.evaluate("window.tasks")
-        print(
-            f"\n{path or '/'}: {made} calls, {len(tasks)} tasks over 50 ms, the longest {max(tasks, default=0):.0f} ms"
-        )
+        longest = max(tasks, default=0)
+        print(f"\n{path or '/'}: {made} calls, {len(tasks)} tasks over 50 ms, the longest {longest:.0f} ms")
         assert made > 0.7 * RATE * SECONDS
         assert longest <= MOST_MS

@@ -222,7 +222,7 @@ function Frame() {
       ${getToken() ? html`<button type="button" class="icon-button wide-only" aria-label="Sign out" title="Sign out" onClick=${leave}><${Icon} name="out" /></button>` : null}
     </header>
     <nav class="side" aria-label="Views">${PAGES.map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""} aria-current=${page.id === current ? "page" : undefined}><${Icon} name=${page.id} /><span>${page.label}</span>${page.id === "agents" && counts.agents ? html`<em>${counts.agents}</em>` : null}${page.id === "jobs" && jobs ? html`<em>${jobs}</em>` : null}<//>`)}
-      <p class="side-foot">${node ? html`${node.version}<br />${node.role}` : null}</p>
+      <p class="side-foot"><a href="/docs" target="_blank" rel="noreferrer">API reference</a>${node ? html`<span>${node.version} · ${node.role}</span>` : null}</p>
     </nav>
     <main id="main" tabindex="-1"><${View} path=${path} query=${query} /></main>
     <nav class="bottom" aria-label="Views">${PAGES.filter((page) => ON_PHONE.includes(page.id)).map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""}><${Icon} name=${page.id} size=${20} /><span>${page.label}</span><//>`)}<button type="button" onClick=${() => setLayer("palette")}><${Icon} name="more" size=${20} /><span>More</span></button></nav>

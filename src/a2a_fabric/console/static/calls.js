@@ -4,6 +4,7 @@ import { Age, Badge, Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json,
 import { snippets } from "./agent.js";
 
 const MOST_ROWS = 2000;
+const HOLD_BELOW = 160; // pixels
 
 export const listCalls = (query, signal) => admin("calls", query, { signal });
 
@@ -28,15 +29,25 @@ export function Calls({ query }) {
   const [cursor, setCursor] = useState(null);
   const filters = { ...(query.agent ? { agent: query.agent } : {}), ...(query.status ? { failed: query.status === "failed" } : {}), ...(query.principal ? { principal: query.principal } : {}) };
   const filterKey = JSON.stringify(filters);
-  const [state] = useState({ follow: null, key: null });
+  const [state] = useState({ follow: null, key: null, held: [] });
+  const [held, setHeld] = useState(0);
   const live = useLive(async (signal) => {
     const isFirst = state.follow === null || state.key !== filterKey;
     const page = await listCalls(isFirst ? { ...filters, limit: 200 } : { ...filters, follow: state.follow, wait_ms: 8000 }, signal);
     state.key = filterKey;
     state.follow = page.follow;
-    if (isFirst) { setRows(page.calls); setCursor(page.next_cursor || null); } else setRows((before) => merge(before, page.calls));
+    if (isFirst) { setRows(page.calls); setCursor(page.next_cursor || null); state.held = []; setHeld(0); }
+    else if (window.scrollY > HOLD_BELOW && page.calls.length) { state.held = [...page.calls, ...state.held].slice(0, MOST_ROWS); setHeld(state.held.length); }
+    else release(page.calls);
     return true;
-  }, [filterKey, paused], paused ? 0 : 300);
+  }, [filterKey, paused], paused ? 0 : 400);
+  // A reader who has scrolled down is not moved: what is new waits until asked for.
+  const release = (more = []) => {
+    const fresh = [...more, ...state.held];
+    state.held = [];
+    setHeld(0);
+    if (fresh.length) setRows((before) => merge(before, fresh));
+  };
   const older = async () => {
     const page = await listCalls({ ...filters, limit: 200, cursor });
     setRows((before) => merge(before, page.calls));
@@ -54,24 +65,24 @@ export function Calls({ query }) {
     <${Tabs} label="Outcome" items=${[{ id: "", label: "All" }, { id: "ok", label: "Succeeded", dot: "online" }, { id: "failed", label: "Failed", dot: "offline" }]} value=${query.status || ""} onChange=${(value) => setQuery({ status: value })} />
     <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>
       ${shown.length === 0 ? html`<${Empty} title=${rows.length ? "No call matches" : "No calls yet"}><p>${rows.length ? "" : "Every call to an agent shows up here within a second, whichever protocol it came by."}</p>${rows.length ? null : html`<${Command}>${"a2a-fabric ask 'what is 2 + 3 * 4'"}<//>`}<//>` : html`
+      ${held ? html`<button type="button" class="new-rows" onClick=${() => { window.scrollTo(0, 0); release(); }}>${plural(held, "new call")}</button>` : null}
       <div class="list-head calls-grid" aria-hidden="true"><span></span><span>Time</span><span>Call</span><span>Caller</span><span>Way</span><span class="num">Took</span><span>Trace</span></div>
-      <${VirtualRows} rows=${shown} height=${36} selected=${selected} keyOf=${keyOf} label="Calls" render=${(row, isSelected) => html`<${CallLine} row=${row} selected=${isSelected} />`} />
+      <${VirtualRows} rows=${shown} height=${36} selected=${selected} keyOf=${keyOf} label="Calls" recycle render=${(row, isSelected) => html`<${CallLine} row=${row} selected=${isSelected} />`} />
       ${cursor ? html`<p class="more"><button type="button" class="button small" onClick=${older}>Older calls</button></p>` : null}`}
     <//><//>`;
 }
 
+const startedAt = (row) => (typeof row.started_at === "number" ? row.started_at : Date.parse(row.started_at) / 1000);
+const newestFirst = (a, b) => startedAt(b) - startedAt(a);
+
 /** Newest first, each once, at most as many as a page can hold well. */
 export function merge(before, page) {
-  if (!page.length) return before;
-  const known = new Map(before.map((row) => [keyOf(row), row]));
-  let isSame = true;
-  for (const row of page) {
-    const old = known.get(keyOf(row));
-    if (!old || old.status !== row.status || old.duration_ms !== row.duration_ms) { isSame = false; known.set(keyOf(row), row); }
-  }
-  if (isSame) return before;
-  const at = (row) => (typeof row.started_at === "number" ? row.started_at : Date.parse(row.started_at) / 1000);
-  return [...known.values()].sort((a, b) => at(b) - at(a)).slice(0, MOST_ROWS);
+  const known = new Set(before.map(keyOf));
+  const fresh = page.filter((row) => !known.has(keyOf(row))).sort(newestFirst);
+  if (!fresh.length) return before;
+  const all = [...fresh, ...before];
+  if (before.length && startedAt(fresh.at(-1)) < startedAt(before[0])) all.sort(newestFirst);
+  return all.slice(0, MOST_ROWS);
 }
 
 /* ---------------------------------------------------------------- one call */

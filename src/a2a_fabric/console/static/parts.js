@@ -160,8 +160,8 @@ export function HealthStrip({ checks, hours = 24, cells = 48 }) {
   return html`<div class="strip" role="img" aria-label="Health over the last ${hours} hours">${cellsOf.map(({ check, from }) => html`<i class=${check ? check.status : "none"} title="${moment(from)}: ${check ? check.status : "not observed"}${check && check.error ? ` – ${text(check.error).slice(0, 200)}` : ""}"></i>`)}</div>`;
 }
 
-/** Only the rows on the screen exist, however many there are. */
-export function VirtualRows({ rows, height, render, selected = -1, onVisible, label, keyOf }) {
+/** Only the rows on the screen exist, however many there are. With `recycle`, a place keeps its elements when rows move. */
+export function VirtualRows({ rows, height, render, selected = -1, onVisible, label, keyOf, recycle = false }) {
   const box = useRef(null);
   const [range, setRange] = useState([0, 40]);
   const measure = () => {
@@ -190,7 +190,7 @@ export function VirtualRows({ rows, height, render, selected = -1, onVisible, la
   const ids = shown.map((row) => keyOf(row)).join("\n");
   useEffect(() => { if (onVisible) onVisible(shown); }, [ids]);
   return html`<div class="rows" ref=${box} role="list" aria-label=${label} style=${{ height: `${rows.length * height}px` }}>
-    ${shown.map((row, place) => html`<div class="slot" role="listitem" key=${keyOf(row)} style=${{ height: `${height}px`, transform: `translateY(${(first + place) * height}px)` }}>${render(row, first + place === selected)}</div>`)}
+    ${shown.map((row, place) => html`<div class="slot" role="listitem" key=${recycle ? (first + place) % 128 : keyOf(row)} style=${{ height: `${height}px`, transform: `translateY(${(first + place) * height}px)` }}>${render(row, first + place === selected)}</div>`)}
   </div>`;
 }
 
