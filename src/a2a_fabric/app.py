@@ -599,14 +599,14 @@ class Fabric:
 
     def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
         """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged. None,
-        too, for agents whose requests are signed, or to which the node shows a certificate of its own, or
-        whose calls a guard has to see.
+        too, for agents to which the node shows a certificate of its own, or whose calls a guard has to see, and while
+        receipts are written.
 
         None also for an agent at which this principal is not signed in.
         """
         if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
             return None
-        if self._node_identity.is_signed(manifest) or TLS_KEY in manifest.endpoint:
+        if TLS_KEY in manifest.endpoint:
             return None
         if self._receipt_writer is not None:  # a receipt names the result
             return None

@@ -24,7 +24,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AuthInvalid, ConfigError
 from a2a_fabric.core.forwarding import IDENTITY_HEADER, IDENTITY_META_KEY
 from a2a_fabric.identity import NodeIdentityVerifier, SigningKey
-from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, nest_actors, sign_identity
+from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, nest_actors, read_identity, sign_identity
 from a2a_fabric.identity.node_keys import NodeKeys
 from a2a_fabric.identity.signing import create_key_file, encode_base64url
 from a2a_fabric.runtimes.proto.messages import (
@@ -40,6 +40,7 @@ from a2a_fabric.runtimes.proto.service import AgentServicer
 from tests.fixtures.agents.a2a_serving import serving as serving_a2a
 from tests.fixtures.agents.grpc_serving import done
 from tests.fixtures.agents.grpc_serving import serving as serving_grpc
+from tests.fixtures.mcp_client import client, words
 from tests.fixtures.mcp_servers import identified
 from tests.fixtures.mcp_servers.serving import serving as serving_mcp
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
@@ -493,6 +494,15 @@ class TestAgents:
                     result = (await node.operation("fabric.call", arguments))["result"]
                 verified = verifier.verify(result["answer"], {"name": "Bob"}, capability="show")
                 assert (verified.principal_id, verified.actors) == ("psk", ("near",))
+            for mode in ("legacy", "2026-07-28"):  # straight through to the server, which gets it all the same
+                async with client(node, mode, path="/agents/percy/mcp") as connected:
+                    shown = words(await connected.call_tool("show", {"name": "Bob"}))
+                    verified = verifier.verify(shown, {"name": "Bob"}, capability="show")
+                    assert (verified.principal_id, verified.actors) == ("psk", ("near",))
+                    if (kind, mode) == ("handshake", "legacy") or (kind, mode) == ("stateless", "2026-07-28"):
+                        header = words(await connected.call_tool("show_header", {}))
+                        claims, _ = read_identity(header)
+                        assert (claims.sub, claims.agent_id, claims.capability) == ("psk", "percy", "show_header")
 
     async def test_agents_that_register_themselves_cannot_ask_for_signatures(self, folder: Path) -> None:
         async with running(config=self.config(), base=folder) as node:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.logins import BearerSource
 from a2a_fabric.core.propagation import MaybeChain, Trace
 from a2a_fabric.protocols.mcp.wire import McpMessage
@@ -149,7 +150,7 @@ class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
     """An HTTP server. `headers` are the node's own credentials, never those of a caller.
 
     `open` is for a conversation in messages, where bytes cannot be forwarded as they are. A tunnel with an `owner` is
-    for this principal alone: `bearer` is its token.
+    for this principal alone: `bearer` is its token. With a `signer`, what is sent to the agent is signed.
     """
 
     uri: str
@@ -158,6 +159,7 @@ class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
     open: OpenTunnel | None = None
     owner: str | None = None
     bearer: BearerSource | None = None
+    signer: CallSigner | None = None
 
 
 class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +167,7 @@ class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
 
     open: OpenTunnel
     owner: str | None = None
+    signer: CallSigner | None = None
 
 
 Tunnel = HTTPTunnel | StdioTunnel

@@ -605,7 +605,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
         supervisor,
         target,
         context.http,
-        None if endpoint.shared else build_tunnel(None if is_sse else target, make_transport),
+        None if endpoint.shared else build_tunnel(None if is_sse else target, make_transport, context.signer),
         prompts_and_resources,
         pending_questions,
         back_channel,

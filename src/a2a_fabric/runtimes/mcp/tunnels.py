@@ -22,6 +22,7 @@ from mcp_types import (
 from msgspec import UNSET, Raw
 from msgspec.json import encode
 
+from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.mcp.eras import find_cancelled_id
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, StdioTunnel, Tunnel
@@ -32,15 +33,19 @@ from a2a_fabric.runtimes.mcp.transports import McpHttpTarget, McpTransport, Requ
 _MAX_QUEUED = 64  # messages of the server; then it waits
 
 
-def build_tunnel(target: McpHttpTarget | None, make_transport: Callable[[], McpTransport]) -> Tunnel:
+def build_tunnel(
+    target: McpHttpTarget | None, make_transport: Callable[[], McpTransport], signer: CallSigner | None
+) -> Tunnel:
     """Without a `target` for plain requests, clients talk with the server over message streams of their own."""
 
     def start() -> Any:
         return open_message_streams(make_transport())
 
     if target is not None:
-        return HTTPTunnel(uri=target.uri, headers=target.headers, reply_bytes=target.reply_bytes, open=start)
-    return StdioTunnel(open=start)
+        return HTTPTunnel(
+            uri=target.uri, headers=target.headers, reply_bytes=target.reply_bytes, open=start, signer=signer
+        )
+    return StdioTunnel(open=start, signer=signer)
 
 
 @asynccontextmanager

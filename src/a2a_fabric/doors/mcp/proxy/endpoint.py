@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from a2a_fabric.core.errors import (
     InternalError,
     UpstreamRefused,
 )
+from a2a_fabric.core.forwarding import IDENTITY_META_KEY, CallSigner
 from a2a_fabric.core.limits import SHALLOW, is_too_deep
 from a2a_fabric.core.propagation import (
     DELEGATION_META_KEY,
@@ -186,8 +187,10 @@ class ObservedSend:
 class ProxiedRequest:
     """One request to be proxied. `method` and `id` are those of the message, or None if it cannot be read.
 
-    `chain` is the delegation chain for the agent.
+    `chain` is the delegation chain for the agent, `signed_call` the call for which the request is signed.
     """
+
+    signed_call: Call | None = None
 
     def __init__(
         self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext, body: bytes
@@ -239,14 +242,23 @@ class ProxiedRequest:
 
     def write_chain(self) -> None:
         """Write the chain into the message, because message streams have no headers."""
-        if not self.chain or not self.is_request:
-            return
+        if self.chain and self.is_request:
+            self.write_meta(DELEGATION_META_KEY, Raw(as_header_and_json(self.chain)[1]))
+
+    def sign(self, signer: CallSigner, call: Call) -> None:
+        """Write the identity of a call into the message, bound to its arguments. Raises BadInput."""
+        self.signed_call = call
+        identity = signer.sign_content(call, call.input.context, call.target.capability)
+        self.write_meta(IDENTITY_META_KEY, Raw(_encode(identity)))
+
+    def write_meta(self, key: str, value: Raw) -> None:
+        """Write one entry into the metadata of the message."""
         message = decode_or_none(self.body, dict[str, Any])
         params = message.get("params") or {} if message else None
         if not isinstance(params, dict):
             return
         meta = params.get("_meta")
-        new_meta = {**(meta if isinstance(meta, dict) else {}), DELEGATION_META_KEY: self.chain}
+        new_meta = {**(meta if isinstance(meta, dict) else {}), key: value}
         self.body = msgspec.json.encode({**message, "params": {**params, "_meta": new_meta}})
 
     def to_call(self, agent_id: str) -> Call:
@@ -333,14 +345,14 @@ class ProxiedCall(ProxiedRequest):
         self.outcome = ReplyOutcome()
         self.send = DirectSend(send, self.outcome, scope[SHORTCUT_KEY], self.trace)
 
-    def write_chain(self) -> None:
-        """Write the chain into the message, on one line. The arguments stay as they are, if they are on one line."""
-        if not self.chain or b"\n" in self.body or b"\r" in self.body:
-            super().write_chain()
+    def write_meta(self, key: str, value: Raw) -> None:
+        """The message is on one line then. The arguments stay as they are, if they are on one line."""
+        if b"\n" in self.body or b"\r" in self.body:
+            super().write_meta(key, value)
             return
         params = _raw_params_decoder.decode(self.body).params
         meta = _raw_meta_decoder.decode(params["_meta"]) if "_meta" in params else {}
-        meta[DELEGATION_META_KEY] = Raw(as_header_and_json(self.chain)[1])
+        meta[key] = value
         message = {"jsonrpc": "2.0", "id": self.id, "method": self.method, "params": {**params, "_meta": meta}}
         self.body = _encode(message)
 
@@ -406,7 +418,16 @@ class LongLivedStreams:
 class ProxyEndpoint:
     """The endpoint of one agent."""
 
-    def __init__(self, context: DoorContext, manifest: Manifest, proxy: AgentProxy, streams: LongLivedStreams) -> None:
+    def __init__(
+        self,
+        context: DoorContext,
+        manifest: Manifest,
+        proxy: AgentProxy,
+        streams: LongLivedStreams,
+        signer: CallSigner | None = None,
+    ) -> None:
+        """`signer` signs the calls that are forwarded to the agent, where the operator asked for it."""
+        self._signer = signer
         self._context = context
         self._manifest = manifest
         self._proxy = proxy
@@ -456,11 +477,22 @@ class ProxyEndpoint:
         elif steps is None or not proxied.is_request:
             await work()
         elif proxied.is_call:
-            await steps.run_call(proxied.to_call(manifest.agent_id), manifest, work)
+            call = proxied.to_call(manifest.agent_id)
+            await steps.run_call(call, manifest, work if self._signer is None else self._sign(proxied, call, work))
             if proxied.late_disconnect is not None:
                 raise proxied.late_disconnect
         else:
             await steps.run_request(manifest, work, proxied.principal.principal_id)
+
+    def _sign(
+        self, proxied: ProxiedRequest, call: Call, work: Callable[[], Awaitable[None]]
+    ) -> Callable[[], Awaitable[None]]:
+        async def sign_and_work() -> None:
+            if self._signer is not None:
+                proxied.sign(self._signer, call)
+            await work()
+
+        return sign_and_work
 
     async def _forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError, also for an error that the agent sent to the caller itself."""

@@ -22,6 +22,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
+from a2a_fabric.core.forwarding import current_call
 from a2a_fabric.core.propagation import chain_to_headers, format_traceparent
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import RequestHead
@@ -38,6 +39,7 @@ from a2a_fabric.outbound.port import (
     ReplyTooLarge,
     StreamedReply,
 )
+from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
@@ -166,8 +168,9 @@ class HttpProxies:
         self.probe = EraProbe()
 
     def client_for(self, address: HTTPTunnel) -> HTTPClient:
-        """The client that sends the token of the tunnel's principal, if it is for one."""
-        return self.http if address.bearer is None else BearerClient(self.http, address.bearer, address.uri)
+        """The client that sends the token of the tunnel's principal, if it is for one, and signs, if it has to."""
+        http = self.http if address.bearer is None else BearerClient(self.http, address.bearer, address.uri)
+        return http if address.signer is None else SignedClient(http, address.signer, address.uri)
 
 
 class HttpProxy:
@@ -249,6 +252,8 @@ class _HttpExchange:
             if proxied.is_long_lived
             else self._proxies.context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
         )
+        # Only for this exchange: tasks that outlive it, such as those of sessions, must not sign for its caller.
+        token = current_call.set(proxied.signed_call)
         try:
             async with self._http.stream(
                 proxied.http_method,
@@ -266,6 +271,8 @@ class _HttpExchange:
             if isinstance(error, CallTimeout):
                 await self._cancel_upstream()
             raise error from exc
+        finally:
+            current_call.reset(token)
 
     def _make_headers(self) -> dict[str, str]:
         head = self._proxied.head

@@ -94,21 +94,23 @@ class ProxySelector:
     async def find_server(self, scope: Any, principal: Principal) -> McpRequestServer:
         """Raises AgentNotFound, Forbidden or AgentOffline."""
         manifest = self._servers.find_agent(scope["path_params"]["agent_id"], principal)
-        proxy = await self._find_proxy(manifest, scope, principal)
-        if proxy is not None:
-            return ProxyEndpoint(self._context, manifest, proxy, self._streams)
-        return await self._servers.get_agent_server(manifest.agent_id, principal)
+        return await self._find_endpoint(manifest, scope, principal) or await self._servers.get_agent_server(
+            manifest.agent_id, principal
+        )
 
-    async def _find_proxy(self, manifest: Manifest, scope: Any, principal: Principal) -> AgentProxy | None:
+    async def _find_endpoint(self, manifest: Manifest, scope: Any, principal: Principal) -> ProxyEndpoint | None:
         """None for a caller who may use only some capabilities: proxied requests are not checked one by one."""
         if find_refusal(principal, manifest, "*") is not None:
             return None
         tunnel = self._context.tunnel(manifest, principal)
         if tunnel is None or (tunnel.owner is not None and self._is_node_session(scope)):
             return None
+        proxy: AgentProxy
         if not isinstance(tunnel, HTTPTunnel) or self._http_proxies is None or self._is_bridge_session(scope):
-            return await self._make_bridge_proxy(manifest, tunnel)
-        return self._make_http_proxy(self._http_proxies, manifest, tunnel)
+            proxy = await self._make_bridge_proxy(manifest, tunnel)
+        else:
+            proxy = self._make_http_proxy(self._http_proxies, manifest, tunnel)
+        return ProxyEndpoint(self._context, manifest, proxy, self._streams, tunnel.signer)
 
     def find_fast_path(self, scope: Any, principal: Principal) -> FastPath | None:
         """The fast path to an agent that the node's own server serves; None for an agent with a proxy."""
@@ -139,7 +141,7 @@ class ProxySelector:
         proxy = None if access is None else self._find_direct_proxy(access, head, message.id, principal)
         if access is None or proxy is None:
             return None
-        endpoint = ProxyEndpoint(self._context, access.manifest, proxy, self._streams)
+        endpoint = ProxyEndpoint(self._context, access.manifest, proxy, self._streams, access.tunnel.signer)
         return endpoint.serve_call(ProxiedCall(scope, receive, send, request_context, body, message), receive)
 
     def _find_direct_proxy(
