@@ -134,7 +134,12 @@ def test_errors_name_file_line_and_field_and_every_folder_is_checked(
 def test_a_registry_is_checked_with_its_index_its_folders_and_its_locations(
     tmp_path: Path, command: Callable[..., Any]
 ) -> None:
-    write_agent(tmp_path / "agents" / "basil")
+    rules = [
+        {"condition": "herbs", "action": "delegate to rosa"},
+        {"condition": "x", "action": "ask somebody politely"},
+    ]
+    with_others = {"dependencies": {"agents": ["absent", "gone"]}, "coordination": {"rules": rules}}
+    write_agent(tmp_path / "agents" / "basil", **with_others)
     write_agent(tmp_path / "agents" / "forgotten", name="forgotten")
     registry = {
         "version": "3.0",
@@ -155,6 +160,10 @@ def test_a_registry_is_checked_with_its_index_its_folders_and_its_locations(
     assert "routing.defaultAgent: there is no agent 'nowhere'" in warnings
     assert "agents.basil.signals[0]: 'it' is vague" in warnings
     assert "forgotten' has a card and is not in the registry" in warnings
+    assert "dependencies.agents[0]: there is no agent 'absent'" in warnings
+    assert "dependencies.agents[1]" not in warnings
+    assert "coordination.rules[0].action: there is no agent 'rosa'" in warnings
+    assert "coordination.rules[1]" not in warnings
     index = command("registry", "index", ".")
     assert index["skillIndex"] == {"cook": "basil"}
     assert json.loads((tmp_path / "registry.json").read_text())["skillIndex"] == {"cook": "basil"}

@@ -64,6 +64,7 @@ async def test_the_whole_card_is_described_with_skills_and_legacy_capabilities(n
     assert described["observability"]["attributes"] == {"team": "kitchen"}
     assert described["metadata"] == {"author": "The Fabric examples", "created": "2026-11-18"}
     assert described["tags"] == ["food"]
+    assert described["takes_tasks"] is True
     assert described["version"] == "1.0.0"
     units = (await node.operation("fabric.agent.describe", {"agent_id": "units"}))["result"]["agent"]
     assert units["capabilities"][0]["input_schema"]["required"] == ["miles"]

@@ -120,6 +120,9 @@ async def test_a_conversation_never_moves_where_the_cards_or_the_callers_rights_
     team = {"token": "a-team-key-of-a-test"}
     hidden = await ask(node, with_signal("a soup", type="handoff_suggestion", to="secret"), **team)
     assert hidden["signals"][0]["reason"] == "there is no agent 'secret'"
+    described = await node.operation("fabric.agent.describe", {"agent_id": "basil"}, **team)
+    assert described["ok"]
+    assert "secret" not in str(described)  # which its card names
     assert (await ask(node, "a soup again"))["_fabric"]["agent_id"] == "basil"
 
 

@@ -49,6 +49,18 @@ async def pay(task: str, call: Call) -> Result:
 """
 
 
+BARE = """
+from a2a_fabric import Agent
+
+agent = Agent("bare")
+
+
+@agent.capability(name="answer", side_effects="none")
+async def answer(task: str) -> dict:
+    return {"answer": f"bare: {task}"}
+"""
+
+
 def make_folder(root: Path, name: str, **more: Any) -> Path:
     folder = root / name
     folder.mkdir(parents=True)
@@ -77,6 +89,8 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     make_folder(tmp_path / "agents", "worker")
     make_folder(tmp_path / "agents", "strict", dependencies={"agents": []})
     make_folder(tmp_path / "agents", "hidden", context="personal")
+    bare = make_folder(tmp_path / "agents", "bare", skills=[])
+    (bare / "agent.py").write_text(BARE)
     doors = [{"kind": kind} for kind in ("fabric", "a2a", "rest")]
     keys = [{"id": "team", "key": "a-team-key-of-a-test", "audiences": ["work", "shared"]}]
     config = {"agents": ["agents"], "doors": doors, "auth": {"keys": keys}, "store": "memory:"}
@@ -113,6 +127,8 @@ async def test_every_federated_agent_answers_a_task_request_with_a_task_response
     assert {"startedAt", "completedAt"} <= response["metadata"].keys()
     assert response["observability"]["traceId"] == trace_id
     assert response["observability"]["baggage"] == {"tenant": "kitchen"}
+    bare = await call(node, "bare", request("t-3", "answer", {"task": "hello"}))
+    assert (bare["status"], bare["result"]) == ("completed", {"answer": "bare: hello"}), bare  # a card without skills
     words = await call(node, "strict", request("t-2", "say", {"task": "hello"}))
     assert words["result"] == {"answer": "said hello"}
 

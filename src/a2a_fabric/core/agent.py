@@ -334,8 +334,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def takes_tasks(self) -> bool:
-        """Whether the node answers standard task requests for it: it is federated, and its capabilities are known."""
-        return self.origin is not None and not self.is_open_ended
+        """Whether the node answers standard task requests for it: federated agents do, besides their own."""
+        return self.origin is not None
 
     @property
     def is_open_ended(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.agent import normalize_name
+from a2a_fabric.core.coordination import find_rule_target
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import CARD_FILE, CLAUDE_TYPE, Card, build_capabilities, manifest_from_card
@@ -176,7 +177,11 @@ def lint_path(path: Path) -> LintReport:
     """A card, an agent's folder, a folder of such folders, or a registry."""
     notes = _Notes()
     registry = _find_registry(path)
-    folders = _list_folders(path, notes) if registry is None else _lint_registry(registry, notes)
+    known: frozenset[str] | None = None  # all agents that there are, if that can be told
+    if registry is None:
+        folders = _list_folders(path, notes)
+    else:
+        folders, known = _lint_registry(registry, notes)
     cards = [folder for folder in (_lint_folder(each, notes) for each in folders) if folder is not None]
     _lint_versions(cards, notes)
     names: dict[str, Path] = {}
@@ -184,6 +189,8 @@ def lint_path(path: Path) -> LintReport:
         first = names.setdefault(folder.card.name, folder.path)
         if first != folder.path and registry is None:
             notes.add("error", folder.file, ("name",), f"there is another agent '{folder.card.name}' in {first}")
+        if known is not None:
+            _lint_named_agents(folder, known, notes)
     return LintReport(findings=notes.findings, agents=len(cards))
 
 
@@ -378,14 +385,28 @@ def _find_credentials(value: Any, location: YamlPath) -> Iterator[tuple[YamlPath
             yield location, f"'{value}' is a path of one machine"
 
 
-def _lint_registry(path: Path, notes: _Notes) -> list[Path]:
-    """The folders of its local agents."""
+def _lint_named_agents(folder: AgentFolder, known: frozenset[str], notes: _Notes) -> None:
+    """Agents that a card names, and that are not in the registry."""
+    card = folder.card
+    named: list[tuple[YamlPath, str]] = []
+    if card.dependencies is not None:
+        named += [(("dependencies", "agents", at), each) for at, each in enumerate(card.dependencies.agents)]
+    for number, rule in enumerate(card.coordination.rules if card.coordination is not None else ()):
+        if (target := find_rule_target(rule)) is not None:
+            named.append((("coordination", "rules", number, "action"), target.agent_id))
+    for location, agent in named:
+        if agent not in known:
+            notes.add("warning", folder.file, location, f"there is no agent '{agent}' in this registry")
+
+
+def _lint_registry(path: Path, notes: _Notes) -> tuple[list[Path], frozenset[str] | None]:
+    """The folders of its local agents, and the names of all its agents unless it includes other registries."""
     try:
         file = JSONFile.load(path, MAX_REGISTRY_BYTES)
         document = file.decode(RegistryDocument, migrate(file.value))
     except ConfigError as error:
         notes.add_error(error)
-        return []
+        return [], None
     _lint_document(file, document, notes)
     root = path.parent.parent if path.parent.name == "reference" else path.parent
     folders: list[Path] = []
@@ -401,7 +422,7 @@ def _lint_registry(path: Path, notes: _Notes) -> list[Path]:
             else:
                 notes.add("error", file, ("agents", name, "location", "path"), f"there is no {CARD_FILE} in '{folder}'")
     _lint_unlisted(root, folders, file, notes)
-    return folders
+    return folders, None if document.include else frozenset(document.agents)
 
 
 def _lint_document(file: JSONFile, document: RegistryDocument, notes: _Notes) -> None:

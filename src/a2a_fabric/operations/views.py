@@ -11,6 +11,7 @@ from a2a_fabric.core.agent import Capability, Health, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import (
     find_verdict,
+    is_limited,
     redact_endpoint,
     redact_health_reason,
     redact_metadata,
@@ -71,6 +72,11 @@ def render_agent(
     for name in ("dependencies", "coordination", "observability"):
         if (block := getattr(manifest, name)) is not None:
             details[name] = msgspec.to_builtins(block)
+    if is_limited(principal):  # the card may name agents that this caller may not know
+        for name, key in (("dependencies", "agents"), ("coordination", "rules")):
+            details.get(name, {}).pop(key, None)
+    if manifest.takes_tasks:
+        details["takes_tasks"] = True
     if manifest.origin is not None:
         details["origin"] = redact_origin(manifest.origin, principal)
     for name in ("delegate_id", "cog_id", "realm"):
