@@ -102,7 +102,7 @@ from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
-from a2a_fabric.runtime_factory import DEFAULT_KIND, TLS_KEY, NodeIdentity, RuntimeFactory, resolve_runtime_kind
+from a2a_fabric.runtime_factory import DEFAULT_KIND, NodeIdentity, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.settings_reload import ReloadOutcome, SettingsReload, TakeEffect
@@ -599,14 +599,11 @@ class Fabric:
 
     def _find_tunnel(self, manifest: Manifest, principal: Principal) -> Tunnel | None:
         """None for agents that registered, or whose tools are chosen: what goes through unchanged is not judged. None,
-        too, for agents to which the node shows a certificate of its own, or whose calls a guard has to see, and while
-        receipts are written.
+        too, for agents whose calls a guard has to see, and while receipts are written.
 
         None also for an agent at which this principal is not signed in.
         """
         if read_terms(manifest) is not None or manifest.agent_id in self.registry.catalog.translations:
-            return None
-        if TLS_KEY in manifest.endpoint:
             return None
         if self._receipt_writer is not None:  # a receipt names the result
             return None
@@ -900,6 +897,7 @@ class Fabric:
             tunnel=self._find_tunnel,
             proxy_steps=self._proxy_steps,
             http=self._tunnel_client,
+            find_client=self._runtime_factory.find_tunnel_client,
             sign_trace=self._node_keys.sign_trace,
             resource_providers=self._prompts_and_resources,
             public_url=self.config.public_url,

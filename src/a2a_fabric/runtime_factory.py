@@ -125,6 +125,8 @@ class RuntimeFactory:
         }
 
         self._tls_clients: dict[ClientTLSFiles, OutboundClient] = {}
+        self._tls_files: dict[str, ClientTLSFiles] = {}  # by agent
+        self._tunnel_clients: dict[ClientTLSFiles, OutboundClient] = {}
 
     def set_reply_bytes(self, reply_bytes: int) -> bool:
         """For runtimes that are built from now on; whether it is another limit than before."""
@@ -138,11 +140,21 @@ class RuntimeFactory:
         return True
 
     async def aclose(self) -> None:
-        for http in (*self._clients.values(), *self._tls_clients.values()):
+        for http in (*self._clients.values(), *self._tls_clients.values(), *self._tunnel_clients.values()):
             await http.aclose()
+
+    def find_tunnel_client(self, agent_id: str) -> OutboundClient | None:
+        """The client for requests that are passed through to an agent that wants a certificate of the node. It is
+        not the one of its calls, from which long streams would take connections.
+        """
+        files = self._tls_files.get(agent_id)
+        if files is not None and files not in self._tunnel_clients:
+            self._tunnel_clients[files] = OutboundClient(self._context.guard, tls=ClientTLS(files))
+        return None if files is None else self._tunnel_clients[files]
 
     def build(self, manifest: Manifest) -> Runtime:
         """Raises FabricError."""
+        self._tls_files.pop(manifest.agent_id, None)
         terms = read_terms(manifest)
         context = self._choose_context(manifest, terms)
         if manifest.runtime == GIT_RUNTIME and terms is None:
@@ -196,6 +208,7 @@ class RuntimeFactory:
             http = self._tls_clients.get(files)
             if http is None:
                 http = self._tls_clients[files] = OutboundClient(context.guard, tls=ClientTLS(files))
+            self._tls_files[manifest.agent_id] = files
         except (msgspec.ValidationError, ConfigError) as exc:
             raise BadInput(f"Agent '{manifest.agent_id}' has a bad `tls`: {exc}", agent_id=manifest.agent_id) from exc
         return msgspec.structs.replace(manifest, endpoint=endpoint), replace(context, http=http, tls=files)

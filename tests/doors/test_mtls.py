@@ -25,6 +25,7 @@ from a2a_fabric.cli.program import app
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
 from tests.fixtures.certificates import Authority
+from tests.fixtures.mcp_client import client
 from tests.fixtures.node import PSK, WAIT_TIMEOUT
 from tests.fixtures.percy import Percy
 from tests.fixtures.tls_node import TLSNode, call, running_tls
@@ -338,6 +339,10 @@ async def test_the_node_shows_its_own_certificate_to_an_agent(tmp_path: Path) ->
             for agent_id, capability in (("far", "reason"), ("grpc", "reason"), ("tools", "percy_reason")):
                 answered = await front.node.ask(agent_id, capability, "think")
                 assert answered["ok"], answered
+            for mode in ("legacy", "2026-07-28"):  # passed through to the server
+                async with client(front.node, mode, path="/agents/tools/mcp") as connected:
+                    called = await connected.call_tool("percy_reason", {"task": "think"})
+                    assert not called.is_error, called
             assert not (await front.node.ask("bare", "percy_reason", "think"))["ok"]
             assert not (await front.node.ask("no-grpc", "message", "think"))["ok"]
             # The authority of the clients is replaced: only a certificate of the new one is let in.

@@ -116,6 +116,7 @@ class DoorContext:
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
+    find_client: Callable[[str], HTTPClient | None] = lambda agent_id: None  # instead of `http`, for one agent
     sign_trace: Callable[[Trace, str, Any], str] | None = None  # for trace, outcome and result of a reply
     resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
     public_url: str | None = None  # of this node; None: the address that each request was sent to

@@ -167,9 +167,11 @@ class HttpProxies:
         self.sessions = SessionOwners()
         self.probe = EraProbe()
 
-    def client_for(self, address: HTTPTunnel) -> HTTPClient:
+    def client_for(self, agent_id: str, address: HTTPTunnel) -> HTTPClient:
         """The client that sends the token of the tunnel's principal, if it is for one, and signs, if it has to."""
-        http = self.http if address.bearer is None else BearerClient(self.http, address.bearer, address.uri)
+        http = self.context.find_client(agent_id) or self.http
+        if address.bearer is not None:
+            http = BearerClient(http, address.bearer, address.uri)
         return http if address.signer is None else SignedClient(http, address.signer, address.uri)
 
 
@@ -206,7 +208,7 @@ class HttpProxy:
             await self._handle_refused_handshake(proxied, exchange.held_reply)
 
     async def _is_stateless_server(self, proxied: ProxiedRequest) -> bool:
-        http = self._proxies.client_for(self._address)
+        http = self._proxies.client_for(self._agent_id, self._address)
         return await self._proxies.probe.is_stateless_server(
             http, self._agent_id, self._address, chain_to_headers(proxied.chain)
         )
@@ -234,7 +236,7 @@ class _HttpExchange:
         proxied: ProxiedRequest,
     ) -> None:
         self._proxies = proxies
-        self._http = proxies.client_for(address)
+        self._http = proxies.client_for(agent_id, address)
         self._agent_id = agent_id
         self._address = address
         self._own_headers = own_headers
