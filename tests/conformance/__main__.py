@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.conformance import public_servers, real_agents, real_clients, tck
 from tests.conformance.commands import CommandFailed
+from tests.conformance.mesh import serving_mesh
 from tests.conformance.npm import Npm
 from tests.conformance.suite import Report, Scenario, Suite
 from tests.fixtures.agents.tasks import AGENT_ID as TASKS_AGENT
@@ -29,7 +30,7 @@ CACHE = ROOT / ".conformance"
 ON_STDIO = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio"]
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 TASKS_ERA = "2026-07-28"
-PARTS = ("suite", "tasks", "tck", "clients", "servers", "agents")
+PARTS = ("suite", "mesh", "tasks", "tck", "clients", "servers", "agents")
 WRITE = "--write"  # the table of clients in docs/mcp.md, from what `servers` saw
 _NONE = Scenario("", ())
 # Not scored by the suite, but the node has to pass them.
@@ -112,6 +113,21 @@ async def suite_is_well(npm: Npm) -> bool:
     return is_well
 
 
+async def mesh_is_well(npm: Npm) -> bool:
+    suite = Suite(npm)
+    await suite.install()
+    is_well = True
+    async with serving() as url, serving_mesh(url, ON_STDIO) as proxy:
+        for requirements in REQUIREMENTS:
+            direct = await suite.run(url, requirements)
+            through = {
+                agent_id: await suite.run(f"{proxy}/agents/{agent_id}/mcp", requirements)
+                for agent_id in ("over-http", "on-stdio")
+            }
+            is_well = show(f"{requirements}, three nodes in turn", direct, through) and is_well
+    return is_well
+
+
 async def tasks_are_well(npm: Npm) -> bool:
     suite = Suite(npm)
     await suite.install()
@@ -129,7 +145,12 @@ async def tasks_are_well(npm: Npm) -> bool:
 async def main(parts: Sequence[str], writes_table: bool) -> int:
     npm = Npm(CACHE)
     is_well = True
-    for part, is_so in (("suite", suite_is_well), ("tasks", tasks_are_well), ("tck", tck.is_well)):
+    for part, is_so in (
+        ("suite", suite_is_well),
+        ("mesh", mesh_is_well),
+        ("tasks", tasks_are_well),
+        ("tck", tck.is_well),
+    ):
         if part in parts:
             try:
                 is_well = await is_so(npm) and is_well

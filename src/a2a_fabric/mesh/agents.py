@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
@@ -41,52 +41,58 @@ class Holder(Protocol):
 
 
 class MeshAgents:
-    """Source: all agents that other nodes offer. `own_site` comes first."""
+    """Source: all agents that other nodes offer. `own_site` comes first.
+
+    News of a node concern its own agents only, so they cost what that node has, however large the mesh is.
+    """
 
     name = "mesh"
 
     def __init__(self, own_site: str, imports: SharedAgents) -> None:
         self.own_site = own_site
         self.on_status: Callable[[str, Status, str | None], None] = lambda *_: None  # the status of an agent changed
-        self._statuses: dict[str, tuple[Status, str | None]] = {}
         self._imports = imports
-        self._listings: dict[str, tuple[Holder, dict[str, ListedAgent]]] = {}
-        self._lost: dict[str, dict[str, ListedAgent]] = {}  # of nodes that are gone; their agents stay, as offline
+        self._holders: dict[str, Holder] = {}
+        self._listings: dict[str, dict[str, ListedAgent]] = {}  # by node; those of nodes that are gone stay, as offline
+        self._nodes_of: dict[str, set[str]] = {}  # by agent
+        self._statuses: dict[str, tuple[Status, str | None]] = {}
         self._manifests: dict[str, Manifest] = {}
         self._changed = asyncio.Event()
 
     def set_listing(self, holder: Holder, agents: Iterable[ListedAgent]) -> None:
+        """What a node offers now."""
         is_foreign = holder.site != self.own_site
         listed = {
             each.manifest.agent_id: each for each in agents if not is_foreign or is_shared(self._imports, each.manifest)
         }
-        self._listings[holder.name] = holder, listed
-        self._lost.pop(holder.name, None)
-        self._rebuild()
+        previous = self._listings.get(holder.name, {})
+        was_here = holder.name in self._holders
+        self._holders[holder.name] = holder
+        self._listings[holder.name] = listed
+        for agent_id in previous.keys() - listed.keys():
+            self._nodes_of[agent_id].discard(holder.name)
+        for agent_id in listed.keys() - previous.keys():
+            self._nodes_of.setdefault(agent_id, set()).add(holder.name)
+        changed = previous.keys() ^ listed.keys()
+        changed |= {each for each in listed.keys() & previous.keys() if listed[each] != previous[each]}
+        self._update(changed if was_here else previous.keys() | listed.keys())
 
     def remove(self, name: str) -> None:
         """The node is gone."""
-        gone = self._listings.pop(name, None)
-        if gone is not None:
-            self._lost[name] = gone[1]
-            self._rebuild()
+        if self._holders.pop(name, None) is not None:
+            self._update(self._listings[name])
+
+    @property
+    def manifests(self) -> Mapping[str, Manifest]:
+        return self._manifests
 
     def find_holders(self, agent_id: str) -> list[Holder]:
         """The nodes that hold the agent, the best first."""
-        holders = [holder for holder, listed in self._listings.values() if agent_id in listed]
+        holders = [self._holders[name] for name in self._nodes_of.get(agent_id, ()) if name in self._holders]
         return sorted(holders, key=lambda each: (each.site != self.own_site, each.calls, each.name))
 
     def get_status(self, agent_id: str) -> tuple[Status, str | None]:
-        """The best that one of its nodes says."""
-        best: ListedAgent | None = None
-        for _, listed in self._listings.values():
-            each = listed.get(agent_id)
-            if each is not None and (best is None or _RANK[each.status] < _RANK[best.status]):
-                best = each
-        if best is not None:
-            return best.status, best.error
-        lost = sorted(name for name, listed in self._lost.items() if agent_id in listed)
-        return "offline", f"node '{lost[0]}' left the mesh" if lost else "no node of the mesh holds it"
+        return self._statuses.get(agent_id, ("offline", "no node of the mesh holds it"))
 
     def describe(self, agent_id: str) -> Manifest | None:
         return self._manifests.get(agent_id)
@@ -100,28 +106,34 @@ class MeshAgents:
             self._changed.clear()
             await on_change()
 
-    def _rebuild(self) -> None:
-        manifests: dict[str, Manifest] = {}
-        everywhere = [listed for _, (_, listed) in sorted(self._listings.items())]
-        for listed in (*everywhere, *self._lost.values()):
-            for agent_id, each in listed.items():
-                manifests.setdefault(agent_id, each.manifest)
-        # The same object tells the registry that nothing changed.
-        known = self._manifests
-        self._manifests = {
-            agent_id: known[agent_id] if known.get(agent_id) == manifest else manifest
-            for agent_id, manifest in manifests.items()
-        }
-        self._changed.set()
-        self.report_statuses()
+    def _update(self, agent_ids: Iterable[str]) -> None:
+        has_news = False
+        for agent_id in agent_ids:
+            # Those of nodes that are here, by name; then those of nodes that are gone.
+            names = sorted(self._nodes_of[agent_id], key=lambda name: (name not in self._holders, name))
+            if not names:
+                del self._nodes_of[agent_id], self._manifests[agent_id]
+                self._statuses.pop(agent_id, None)
+                has_news = True
+                continue
+            manifest = self._listings[names[0]][agent_id].manifest
+            if self._manifests.get(agent_id) != manifest:  # the same object tells the registry that nothing changed
+                self._manifests[agent_id] = manifest
+                has_news = True
+            self._set_status(agent_id, names)
+        if has_news:
+            self._changed.set()
 
-    def report_statuses(self) -> None:
-        """Report those that have changed; also called when the catalog has taken the agents in."""
-        statuses = {agent_id: self.get_status(agent_id) for agent_id in self._manifests}
-        changed = [each for each in statuses.items() if self._statuses.get(each[0]) != each[1]]
-        self._statuses = statuses
-        for agent_id, (status, error) in changed:
-            self.on_status(agent_id, status, error)
+    def _set_status(self, agent_id: str, names: Sequence[str]) -> None:
+        """The best that one of its nodes says."""
+        here = [self._listings[name][agent_id] for name in names if name in self._holders]
+        best = min(here, key=lambda each: _RANK[each.status], default=None)
+        status: tuple[Status, str | None] = (
+            ("offline", f"node '{names[0]}' left the mesh") if best is None else (best.status, best.error)
+        )
+        if self._statuses.get(agent_id) != status:
+            self._statuses[agent_id] = status
+            self.on_status(agent_id, *status)
 
 
 _RANK: dict[Status, int] = {"online": 0, "degraded": 1, "unknown": 2, "offline": 3}

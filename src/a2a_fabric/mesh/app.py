@@ -35,10 +35,10 @@ from a2a_fabric.mesh.frames import (
     EventFrame,
     Frame,
     ResultFrame,
-    ValueFrame,
     decode_call,
     encode_frame,
     frame_from_error,
+    frame_from_value,
 )
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.protocols.mcp.runtime_ports import (
@@ -121,7 +121,7 @@ class PeerApp:
             if path == "/call":
                 frame: Frame = ResultFrame(await self._carry_out(body, exchange))
             elif (answer := self._answers.get(path)) is not None:
-                frame = ValueFrame(await answer(exchange, _question_decoder.decode(body)))
+                frame = frame_from_value(await answer(exchange, _question_decoder.decode(body)))
             else:
                 raise BadInput(f"This node has nothing for peers at {path[:100]}. Its version may be older")
         except FabricError as error:
@@ -171,7 +171,7 @@ class PeerApp:
         provider = await self._find_provider(question)
         unsubscribe = await provider.subscribe(question.uri, changed.set, on_lost, _START_TIMEOUT)
         try:
-            await exchange.send(ValueFrame(None))
+            await exchange.send(frame_from_value(None))
             while True:
                 await changed.wait()
                 if lost.is_set():

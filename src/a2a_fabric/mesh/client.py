@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ from a2a_fabric.outbound.port import (
     StreamedReply,
 )
 from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceListing, PromptResourceQuery
+
+T = TypeVar("T")
 
 PEER_PREFIX = "/.peer"  # only the private listeners of a node serve paths below it
 RELAY_HEADER = "x-fabric-relayed"  # on a request that was handed over: who sent it, and how it arrived
@@ -64,18 +66,17 @@ class PeerClient:
         raise self._build_interrupted()
 
     async def get_status(self, agent_id: str) -> Status:
-        status: Status = await self._ask("/health", {"agent_id": agent_id})
-        return status
+        return await self._ask("/health", {"agent_id": agent_id}, Status)  # type: ignore[arg-type]  # a Literal
 
     async def describe(self, agent_id: str) -> Manifest:
-        return msgspec.convert(await self._ask("/describe", {"agent_id": agent_id}), Manifest)
+        return await self._ask("/describe", {"agent_id": agent_id}, Manifest)
 
     async def list_agents(self, site: str) -> NodeListing:
         """What the peer offers to a node of this site."""
-        return msgspec.convert(await self._ask("/agents", {"site": site}), NodeListing)
+        return await self._ask("/agents", {"site": site}, NodeListing)
 
     async def list_prompts_resources(self, agent_id: str) -> PromptResourceListing:
-        return msgspec.convert(await self._ask("/prompts-resources", {"agent_id": agent_id}), PromptResourceListing)
+        return await self._ask("/prompts-resources", {"agent_id": agent_id}, PromptResourceListing)
 
     async def ask_agent(self, agent_id: str, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
         body = _encode({"agent_id": agent_id, "query": query})
@@ -83,8 +84,7 @@ class PeerClient:
             if isinstance(frame, EventFrame) and emit is not None:
                 await emit(frame.event)
             elif isinstance(frame, ValueFrame):
-                result: dict[str, Any] = frame.value
-                return result
+                return _decode(frame, dict[str, Any])
         raise self._build_interrupted()
 
     async def follow_resource(self, agent_id: str, uri: str, on_event: Callable[[bool], None]) -> None:
@@ -94,11 +94,10 @@ class PeerClient:
 
     async def notify_changed(self, agent_id: str) -> None:
         """The agent offers something else now."""
-        await self._ask("/changed", {"agent_id": agent_id})
+        await self._ask("/changed", {"agent_id": agent_id}, type(None))
 
     async def read_metrics(self) -> bytes:
-        metrics: bytes = await self._ask("/metrics", {})
-        return metrics
+        return await self._ask("/metrics", {}, bytes)
 
     def relay(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, timeout: float
@@ -108,10 +107,10 @@ class PeerClient:
             method, self._base_url + target, headers=headers, body=body or None, timeout=timeout, limit=_STREAM_BYTES
         )
 
-    async def _ask(self, path: str, question: dict[str, Any]) -> Any:
+    async def _ask(self, path: str, question: dict[str, Any], kind: type[T]) -> T:
         async for frame in self._exchange(path, _encode(question), _QUESTION_TIMEOUT):
             if isinstance(frame, ValueFrame):
-                return frame.value
+                return _decode(frame, kind)
         raise self._build_interrupted()
 
     async def _exchange(self, path: str, body: bytes, timeout: float) -> AsyncIterator[Frame]:
@@ -143,6 +142,14 @@ class PeerClient:
 
     def _build_interrupted(self) -> UpstreamInterrupted:
         return UpstreamInterrupted(f"{self.name} ended its reply without an answer")
+
+
+def _decode(frame: ValueFrame, kind: type[T]) -> T:
+    """Raises UpstreamFailed."""
+    try:
+        return msgspec.msgpack.decode(frame.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamFailed(f"A peer's answer cannot be read: {exc}"[:300]) from exc
 
 
 _FRAMES = {"content-type": "application/vnd.msgpack"}

@@ -59,9 +59,9 @@ class ErrorFrame(msgspec.Struct, frozen=True, tag="error"):
 
 
 class ValueFrame(msgspec.Struct, frozen=True, tag="value"):
-    """The outcome of anything that is no call."""
+    """The outcome of anything that is no call, encoded: only the peer that asked knows its type."""
 
-    value: Any
+    value: msgspec.Raw
 
 
 Frame = EventFrame | ResultFrame | ErrorFrame | ValueFrame
@@ -85,6 +85,10 @@ def decode_call(body: bytes) -> tuple[CallMode, Call]:
 def encode_frame(frame: Frame) -> bytes:
     content = _encoder.encode(frame)
     return len(content).to_bytes(LENGTH_BYTES, "big") + content
+
+
+def frame_from_value(value: Any) -> ValueFrame:
+    return ValueFrame(msgspec.Raw(_encoder.encode(value)))
 
 
 def frame_from_error(error: FabricError) -> ErrorFrame:

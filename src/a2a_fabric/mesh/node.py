@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -134,7 +134,7 @@ class Mesh:
     def stop(self) -> None:
         """The node takes no new requests, so the others look elsewhere."""
         self._state = "draining"
-        self._tasks.append(asyncio.ensure_future(self._announce()))
+        self._run_soon(self._announce())
 
     async def aclose(self) -> None:
         self._state = "left"
@@ -229,8 +229,11 @@ class Mesh:
 
     def _resubscribe(self) -> None:
         """The connection was made again: by the library, which keeps subscriptions, or as a new one."""
-        self._tasks.append(asyncio.ensure_future(self._subscribe()))
+        self._run_soon(self._subscribe())
+
+    def _run_soon(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.ensure_future(work))
 
     async def _subscribe(self) -> None:
         assert self._connection is not None  # noqa: S101  # connected before
@@ -253,7 +256,8 @@ class Mesh:
 
         limits: dict[str, Any] = {"pending_msgs_limit": _PENDING_MESSAGES, "pending_bytes_limit": _PENDING_BYTES}
         await client.subscribe(mailbox.subject, cb=on_message, **limits)
-        await client.subscribe(f"{self._prefix}.announce", cb=on_announcement, **limits)
+        for subject in (f"{self._prefix}.announce", f"{self._prefix}.announce.{self.member}"):
+            await client.subscribe(subject, cb=on_announcement, **limits)
         self.problem = None
         _log.info("this node joined the mesh %s as %s", self._settings.name, self.member)
 
@@ -268,7 +272,8 @@ class Mesh:
         except Exception as error:  # the library has many
             raise ConnectFailed(f"NATS did not take the message: {error or type(error).__name__}") from error
 
-    async def _announce(self) -> None:
+    async def _announce(self, newcomer: str = "") -> None:
+        """To all, or to a node that has just joined and knows no other yet."""
         if self._membership.conflict is not None and self._state == "up":
             return
         exports = self._exports
@@ -289,7 +294,7 @@ class Mesh:
         if self._key is not None:
             content = self._sign(content) + content
         try:
-            await self._publish(f"{self._prefix}.announce", content)
+            await self._publish(f"{self._prefix}.announce{newcomer and f'.{newcomer}'}", content)
         except ConnectFailed as error:
             if self.problem is None:
                 self.problem = str(error)
@@ -319,6 +324,7 @@ class Mesh:
         self.peers[member.name] = peer
         self._others[member.name] = _OtherNode(member, peer)
         _log.info("node %s (site %s, version %s) is in the mesh", member.name, announcement.site, announcement.version)
+        self._run_soon(self._announce(member.name))
         self._fetch_soon(member)
 
     def _on_leave(self, member: Member, reason: str) -> None:

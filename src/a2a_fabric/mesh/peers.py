@@ -70,8 +70,12 @@ class Peers:
         """What hands requests of clients to the process that they belong to."""
 
         def find_holder(agent_id: str) -> str | None:
-            manifest = None if self.workers is None else find_agent(agent_id)
-            return None if manifest is None or self.workers is None else self.workers.find_holder_name(manifest)
+            manifest = find_agent(agent_id)
+            if manifest is None:
+                return None
+            if manifest.runtime == MESH_RUNTIME:
+                return None if self.mesh is None else self.mesh.find_node(agent_id)
+            return None if self.workers is None else self.workers.find_holder_name(manifest)
 
         return RequestRelay(self._clients, find_holder, body_bytes).wrap
 

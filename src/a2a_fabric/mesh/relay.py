@@ -81,7 +81,7 @@ def forward_answers(peers: Mapping[str, PeerClient]) -> Step:
 
 
 class RequestRelay:
-    """`peers` are the others, by name. `find_holder` names the worker that holds an agent, or None if this process does
+    """`peers` are the others, by name. `find_holder` names the peer that holds an agent, or None if this process does
     or may.
     """
 
