@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.testing import FakeClock
 from tests.fixtures.mcp_raw import ACCEPT, Session, initialize, last_message, modern
@@ -115,17 +116,100 @@ async def test_requests_at_the_same_time_hand_over_once(node: Node) -> None:
         assert all("result" in each for each in answers)
 
 
-async def test_a_stream_of_a_handed_over_session_tells_of_changed_lists(node: Node) -> None:
-    newcomer = {"agent_id": "newcomer", "endpoint": "http://127.0.0.1:9/", "capabilities": ["echo"]}
+def listen(node: Node, session: Session, path: str = "/mcp", **headers: str) -> Any:
+    """The stream on which a client waits for notifications."""
+    return node.client.get(node.url + path, headers={**session.headers, **headers})
+
+
+async def register(node: Node, agent_id: str) -> None:
+    newcomer = {"agent_id": agent_id, "endpoint": "http://127.0.0.1:9/", "capabilities": ["echo"]}
+    assert (await node.operation("fabric.agent.register", newcomer))["ok"]
+
+
+async def read_until(stream: Any, text: bytes) -> None:
+    while text not in (line := await stream.content.readline()):
+        assert line, "the stream has ended"
+
+
+@pytest.mark.parametrize("opening", [None, unsure("2025-11-25")], ids=["light", "sdk"])
+async def test_a_stream_tells_of_changed_lists(node: Node, opening: dict[str, Any] | None) -> None:
+    async with asyncio.timeout(WAIT_TIMEOUT), Session(node, opening=opening) as session:
+        async with listen(node, session) as stream:
+            assert (stream.status, stream.content_type) == (200, "text/event-stream")
+            assert stream.headers["mcp-session-id"] == session.headers["Mcp-Session-Id"]
+            await register(node, "newcomer")
+            await read_until(stream, b"notifications/tools/list_changed")
+            async with listen(node, session) as second:
+                refusal = second.status, await second.json()
+            assert is_light(node, session) is (opening is None)
+        assert refusal[0] == 409
+        assert refusal[1]["error"]["code"] == -32600
+        assert "Only one SSE stream" in refusal[1]["error"]["message"]
+
+
+async def test_a_stream_goes_on_when_the_sdk_takes_the_session_over(node: Node) -> None:
+    async with asyncio.timeout(WAIT_TIMEOUT), Session(node) as session, listen(node, session) as stream:
+        assert is_light(node, session)
+        subscribed = request("resources/subscribe", uri="fabric://agents/percy")
+        assert "result" in await session.answer(subscribed)
+        assert not is_light(node, session)
+
+        async def has_stream() -> bool:
+            return find(node, session).streams == 1
+
+        await eventually(has_stream)
+        await register(node, "newcomer")
+        await read_until(stream, b"notifications/tools/list_changed")
+        node.fabric.registry.health.record_failure("percy", AgentOffline("away"))
+        await read_until(stream, b"notifications/resources/updated")
+
+
+async def test_a_new_stream_tells_of_what_changed_since_the_last_one_broke(node: Node) -> None:
+    async with asyncio.timeout(WAIT_TIMEOUT), Session(node) as session:
+        async with listen(node, session) as stream:
+            assert stream.status == 200
+            stream.close()
+
+        async def has_ended() -> bool:
+            return find(node, session).streams == 0
+
+        await eventually(has_ended)
+        await register(node, "newcomer")
+        async with listen(node, session) as stream:
+            await read_until(stream, b"notifications/tools/list_changed")
+        assert is_light(node, session)
+
+
+async def test_a_stream_ends_with_its_session_with_its_agent_and_with_the_node(node: Node) -> None:
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        async with Session(node) as session, listen(node, session) as stream:
+            async with node.client.delete(node.url + "/mcp", headers=session.headers) as deleted:
+                assert deleted.status == 200
+            assert await stream.read() == b""
+        await register(node, "newcomer")
+        path = "/agents/newcomer/mcp"
+        async with Session(node, path=path) as session, listen(node, session, path) as stream:
+            assert stream.status == 200
+            await node.operation("fabric.agent.unregister", {"agent_id": "newcomer"})
+            await stream.read()
+        async with running(Percy().agent) as other, Session(other) as session:
+            stream = await listen(other, session)
+            node_ends = asyncio.ensure_future(stream.read())
+            other.fabric.app.stop()
+            assert await node_ends == b""
+
+
+async def test_a_stream_counts_as_one_of_its_callers() -> None:
+    limits = {"limits": {"streams": 1}}
     async with (
         asyncio.timeout(WAIT_TIMEOUT),
-        Session(node) as session,
-        node.client.get(node.url + "/mcp", headers=session.headers) as stream,
+        running(Percy().agent, config=limits) as node,
+        Session(node) as first,
+        Session(node) as second,
+        listen(node, first) as stream,
+        listen(node, second) as refused,
     ):
-        assert stream.status == 200
-        await node.operation("fabric.agent.register", newcomer)
-        while b"list_changed" not in await stream.content.readline():
-            pass
+        assert (stream.status, refused.status) == (200, 429)
 
 
 async def test_other_callers_and_paths_do_not_have_the_session(node: Node) -> None:

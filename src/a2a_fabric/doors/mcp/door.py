@@ -17,8 +17,9 @@ from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
 from a2a_fabric.doors.mcp.light_sessions import LightSessions
+from a2a_fabric.doors.mcp.light_streams import LightStreams
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
-from a2a_fabric.doors.mcp.servers import ManifestSubscriptions, McpServers
+from a2a_fabric.doors.mcp.servers import GATEWAY_KEY, ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
 from a2a_fabric.doors.mcp.sse import MESSAGES_PATH, SseEndpoints
 from a2a_fabric.doors.mcp.tool_list import HiddenToolsLog, ToolListSettings
@@ -99,13 +100,15 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
             context, server_catalog, manifest_subscriptions, sessions=sessions, idle_timeout=settings.session_idle
         )
 
-    servers = McpServers(gateway, build_server)
-    context.resource_providers.add_listener(servers.schedule_notify)
+    light_streams = LightStreams()
+    servers = McpServers(gateway, build_server, light_streams)
+    context.resource_providers.add_listener(servers.on_prompts_changed)
 
     def build_fast_path(manifest: Manifest | None) -> FastPath:
         fast_sessions = FastSessions(settings.session_idle, find_open_session=sessions.find)
         path_catalog = build_catalog(manifest)
-        light_sessions = LightSessions(context, path_catalog, sessions, fast_sessions)
+        server_key = GATEWAY_KEY if manifest is None else manifest.agent_id
+        light_sessions = LightSessions(context, path_catalog, sessions, fast_sessions, light_streams, server_key)
         return FastPath(context, path_catalog, fast_sessions, light_sessions)
 
     selector = ProxySelector(

@@ -234,6 +234,12 @@ class McpHttpEndpoint:
                 if questions is None:
                     return
         cycle.continue_trace_of(message)
+        if fast_path and cycle.method == "GET":
+            stream_end = await fast_path.light_sessions.serve_stream(cycle, shortcut)
+            if stream_end == "ended":
+                return
+            if stream_end == "handed over":
+                cycle.send = _skip_head(cycle.send)
         if fast_path and await fast_path.light_sessions.answer(cycle, message, accepts_json=fits_both(head)):
             return
         if fast_path and message:
@@ -394,6 +400,20 @@ def _flush_stream_head(send: Send) -> Send:
             await send({"type": "http.response.body", "body": b"", "more_body": True})
 
     return send_and_flush
+
+
+def _skip_head(send: Send) -> Send:
+    """For a reply of which the head has been sent already. One that is refused now has no more to say."""
+    is_refused = False
+
+    async def send_rest(message: Any) -> None:
+        nonlocal is_refused
+        if message["type"] == "http.response.start":
+            is_refused = message["status"] != 200
+        else:
+            await send({**message, "body": b""} if is_refused else message)
+
+    return send_rest
 
 
 def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -21,9 +22,11 @@ from msgspec import UNSET, Raw, field
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import HttpReply, RequestHead
+from a2a_fabric.doors.edge import HttpReply, RequestHead, Shortcut, run_until_disconnect
+from a2a_fabric.doors.mcp.light_streams import LISTS, LightStream, LightStreams, StreamEnd
 from a2a_fabric.doors.mcp.sessions import FAST_VERSIONS, FastSessions, OpenSession, OpenSessions
 from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST
 from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, UI_SETTINGS
 from a2a_fabric.protocols.mcp.wire import (
     SESSION_HEADER_BYTES,
@@ -31,6 +34,7 @@ from a2a_fabric.protocols.mcp.wire import (
     TASKS_EXTENSION,
     VERSION_HEADER_BYTES,
     McpMessage,
+    McpProtocolError,
     decode_or_none,
 )
 
@@ -115,7 +119,7 @@ def _introduce(catalog: ToolCatalog, principal: Principal) -> dict[str, str]:
 class LightSession:
     """What the SDK has to know when it takes over."""
 
-    __slots__ = ("body", "handover", "is_initialized", "path", "principal", "version")
+    __slots__ = ("body", "handover", "is_initialized", "path", "principal", "revision", "stream", "version")
 
     def __init__(self, principal: Principal, path: str, version: str, body: bytes) -> None:
         self.principal = principal
@@ -124,6 +128,8 @@ class LightSession:
         self.body = body
         self.is_initialized = False
         self.handover: asyncio.Task[None] | None = None
+        self.stream: LightStream | None = None  # on which the client waits for notifications
+        self.revision: str | None = None  # of the catalog when its last stream broke
 
 
 @runtime_checkable
@@ -137,8 +143,17 @@ class LightSessions:
     """Those at one path."""
 
     def __init__(
-        self, context: DoorContext, catalog: ToolCatalog, sessions: OpenSessions, fast_sessions: FastSessions
+        self,
+        context: DoorContext,
+        catalog: ToolCatalog,
+        sessions: OpenSessions,
+        fast_sessions: FastSessions,
+        streams: LightStreams,
+        server: str,
     ) -> None:
+        """`server` is the key of the server at this path among the streams."""
+        self._streams = streams
+        self._server = server
         self._context = context
         self._catalog = catalog
         self._sessions = sessions
@@ -167,6 +182,42 @@ class LightSessions:
         await cycle.send_reply(reply)
         return True
 
+    async def serve_stream(self, cycle: McpCycle, shortcut: Shortcut | None) -> StreamEnd | None:
+        """Serve the stream on which a session waits for notifications, until it ends or the SDK goes on with it.
+
+        None for a request that the SDK has to look at. Raises RateLimited, and McpProtocolError for a second stream.
+        """
+        name, head = cycle.head.get(SESSION_HEADER_BYTES), cycle.head
+        session = None if name is None else find_light(self._sessions, name, cycle.scope["path"], cycle.principal)
+        light = None if session is None else session.light
+        if name is None or session is None or light is None or light.handover is not None:
+            return None
+        if head.get(VERSION_HEADER_BYTES) != light.version or b"last-event-id" in head:
+            return None
+        if "text/event-stream" not in (head.get(b"accept") or ""):
+            return None
+        if light.stream is not None:
+            message = "Conflict: Only one SSE stream is allowed per session"
+            raise McpProtocolError(INVALID_REQUEST, message, status=409)
+        caller, changes = cycle.principal.principal_id, self._context.gateway.registry.changes
+        self._context.acquire_stream(caller)
+        stream = light.stream = LightStream(cycle.principal)
+        if light.revision not in (None, changes.revision):
+            stream.notify(LISTS)  # what changed since its last stream broke
+        self._streams.add(self._server, stream)
+        session.streams += 1
+        session.close = stream.aclose
+        try:
+            write = partial(stream.write, cycle, name)
+            return await (write() if shortcut else run_until_disconnect(cycle.scope, cycle.receive, write))
+        finally:
+            light.stream, light.revision = None, changes.revision
+            self._streams.remove(self._server, stream)
+            self._context.release_stream(caller)
+            session.streams -= 1
+            session.answered_requests += 1
+            session.used_at = self._sessions.clock()
+
     def _find_reply(
         self,
         session: OpenSession,
@@ -180,6 +231,8 @@ class LightSessions:
             if cycle.method != "DELETE":
                 return None
             self._sessions.end(session)
+            if light.stream is not None:
+                light.stream.end()
             self._fast_sessions.observe_reply(cycle.head, None, cycle.principal, 200)
             return HttpReply(body=b"")
         if not accepts_json or not _has_no_params(message):
@@ -245,6 +298,8 @@ async def _adopt(server: AdoptsSessions, name: str, session: OpenSession, light:
         await server.adopt_session(name, session, light)
     finally:
         session.light = None  # or else its client would never get an answer
+    if light.stream is not None:
+        light.stream.end("handed over")
     if not session.is_open:  # closed meanwhile, to make room
         await session.close()
 

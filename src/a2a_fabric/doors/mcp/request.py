@@ -144,9 +144,10 @@ def is_stateless_request(head: RequestHead) -> bool:
     return is_stateless_version(head.get(VERSION_HEADER_BYTES))
 
 
-_PING_INTERVAL = 15.0  # seconds; proxies close silent connections
+PING_FRAME = b": ping\r\n\r\n"
+PING_INTERVAL = 15.0  # seconds; proxies close silent connections
 _JSON_HEAD = b"content-type: application/json\r\nx-trace-id: %b\r\n"
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -170,7 +171,7 @@ class McpReply:
         self._ping_task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        self._ping_timers.start(self, _PING_INTERVAL)
+        self._ping_timers.start(self, PING_INTERVAL)
 
     def __exit__(self, *exc: object) -> None:
         self._ping_timers.stop(self)
@@ -201,7 +202,7 @@ class McpReply:
         The client may be closing its session. The SDK's client then drops an event, but fails on a JSON reply.
         """
         cancelled = McpProtocolError(wire.REQUEST_CANCELLED, "Request cancelled")
-        await self._write(_encode_frame(wire.render_error(cancelled, msgspec.Raw(self._id))), more=False)
+        await self._write(encode_frame(wire.render_error(cancelled, msgspec.Raw(self._id))), more=False)
 
     async def send_notification(self, method: str, params: Any) -> None:
         notification = {"jsonrpc": "2.0", "method": method}
@@ -209,7 +210,7 @@ class McpReply:
 
     async def send_message(self, body: bytes) -> None:
         """An encoded message before the answer."""
-        await self._write(_encode_frame(body), more=True)
+        await self._write(encode_frame(body), more=True)
 
     async def send_answer(self, body: bytes) -> None:
         """The encoded answer."""
@@ -220,7 +221,7 @@ class McpReply:
             if self._ping_task is not None:
                 await asyncio.wait({self._ping_task})
             self._ping_timers.stop(self)
-            await self._write(_encode_frame(body), more=False)
+            await self._write(encode_frame(body), more=False)
         elif self._shortcut is not None:
             self._shortcut.reply(status, _JSON_HEAD % self._trace.trace_id.encode(), body)
         else:
@@ -230,7 +231,7 @@ class McpReply:
         if not self.is_streaming:
             self.is_streaming = True
             await self._send(
-                {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, self._trace_header]}
+                {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, self._trace_header]}
             )
         await self._send({"type": "http.response.body", "body": frame, "more_body": more})
 
@@ -240,9 +241,9 @@ class McpReply:
         self._ping_task = asyncio.ensure_future(self._send_ping())
 
     async def _send_ping(self) -> None:
-        await self._write(b": ping\r\n\r\n", more=True)
-        self._ping_timers.start(self, _PING_INTERVAL)
+        await self._write(PING_FRAME, more=True)
+        self._ping_timers.start(self, PING_INTERVAL)
 
 
-def _encode_frame(body: bytes) -> bytes:
+def encode_frame(body: bytes) -> bytes:
     return b"event: message\r\ndata: %b\r\n\r\n" % body

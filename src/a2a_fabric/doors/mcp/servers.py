@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.ports import load_module
+from a2a_fabric.doors.mcp.light_streams import ChangedList, LightStreams
 from a2a_fabric.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ BuildServer = Callable[[type["McpServer"], Manifest | None], "McpServer"]
 
 
 class McpServers:
-    def __init__(self, gateway: Gateway, build_server: BuildServer) -> None:
+    def __init__(self, gateway: Gateway, build_server: BuildServer, light_streams: LightStreams) -> None:
         self._gateway = gateway
+        self._light_streams = light_streams
         self._build_server = build_server
         self._servers: dict[str, McpServer] = {}
         self._open_lock = asyncio.Lock()
         self._server_type: type[McpServer] | None = None
         self._catalog = gateway.registry.catalog
         self._changed: set[str] = set()  # lists changed, perhaps only for a moment: a client may have read them
+        self._listings_changed = False  # those of prompts and resources of agents
         self._changed_owners: set[str] = set()  # what they are offered by agents at which they have logins changed
         self._notify_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -74,6 +77,7 @@ class McpServers:
             self._spawn(self.get_gateway_server)
 
     def stop(self) -> None:
+        self._light_streams.stop()
         for server in self._servers.values():
             server.notifier.close_streams()
 
@@ -98,13 +102,19 @@ class McpServers:
         previous, current = self._catalog, self._gateway.registry.catalog
         self._catalog = current
         changed = {each for each in current.changes_since(previous) if previous.get(each) != current.get(each)}
-        self._changed |= changed & self._servers.keys()
-        if GATEWAY_KEY in self._servers and changed:
+        served = {*self._servers, *self._light_streams.servers}
+        self._changed |= changed & served
+        if GATEWAY_KEY in served and changed:
             self._changed.add(GATEWAY_KEY)
         self.schedule_notify()
 
     def _on_listing_change(self, owner: str) -> None:
         self._changed_owners.add(owner)
+        self.schedule_notify()
+
+    def on_prompts_changed(self) -> None:
+        """An agent has listed its prompts and resources."""
+        self._listings_changed = True
         self.schedule_notify()
 
     def schedule_notify(self) -> None:
@@ -116,14 +126,34 @@ class McpServers:
         self._notify_timer = None
         changed, self._changed = self._changed, set()
         owners, self._changed_owners = self._changed_owners, set()
+        # Without the SDK's server it is not known which of the two lists changed.
+        other_lists: Collection[ChangedList] = ("prompts", "resources") if self._listings_changed else ()
+        self._listings_changed = False
         for name, server in list(self._servers.items()):
             if name != GATEWAY_KEY and self._catalog.get(name) is None:
                 del self._servers[name]
                 self._spawn(server.aclose)
                 continue
-            server.notifier.notify_lists({*server.pop_changes(), *(("tools", "resources") if name in changed else ())})
+            item_changes = server.pop_changes()
+            if name == GATEWAY_KEY:
+                other_lists = item_changes
+            server.notifier.notify_lists({*item_changes, *(("tools", "resources") if name in changed else ())})
             for owner in owners:
                 server.notifier.notify_owner(owner)
+        self._notify_light(changed, other_lists, owners)
+
+    def _notify_light(
+        self, changed: Collection[str], other_lists: Collection[ChangedList], owners: Iterable[str]
+    ) -> None:
+        streams = self._light_streams
+        for name in list(streams.servers):
+            if name != GATEWAY_KEY and self._catalog.get(name) is None:
+                streams.end_all(name)
+                continue
+            kinds: set[ChangedList] = {"tools", "resources"} if name in changed else set()
+            streams.notify(name, kinds.union(other_lists if name == GATEWAY_KEY else ()))
+        for owner in owners:
+            streams.notify_owner(owner)
 
     def _spawn(self, work: Callable[[], Any]) -> None:
         task = asyncio.ensure_future(work())
