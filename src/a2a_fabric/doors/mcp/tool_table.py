@@ -92,11 +92,7 @@ class ToolTable:
 
     def update(self, catalog: AgentCatalog) -> Iterator[None]:
         """Take over what is different in this catalog, in small steps."""
-        self.lists.clear()
-        self.without_header_params.clear()
-        self.allowed.clear()
-        self.plain_calls.clear()
-        self._by_own_name = self._always_listed = None
+        self._forget_derived()
         previous = self.catalog
         changed = set(map(_get_id, chain(catalog.agents, catalog.tools)))
         if previous is not None:
@@ -121,6 +117,14 @@ class ToolTable:
         for agent_id in changed.union(agent_id for agent_id, _ in renamed):
             yield from self._replace_tools(agent_id, catalog.get(agent_id))
         self.catalog = catalog
+        self._forget_derived()  # also what a request has added meanwhile, from the tools before
+
+    def _forget_derived(self) -> None:
+        self.lists.clear()
+        self.without_header_params.clear()
+        self.allowed.clear()
+        self.plain_calls.clear()
+        self._by_own_name = self._always_listed = None
 
     def iterate(self, agents: Iterable[Manifest]) -> Iterator[CatalogTool]:
         """The tools of these agents. A manifest with fewer capabilities than in the catalog stands for these only."""

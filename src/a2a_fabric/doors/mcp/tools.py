@@ -134,6 +134,7 @@ _MAX_CACHED_LISTS = 256  # one for each kind of caller
 _MAX_CACHED_BYTES = 64 * 1024 * 1024  # of all of these lists, as they are encoded
 _MAX_PERSONAL_TABLES = 64  # of callers with logins of their own
 _MAX_CANDIDATES = 10  # that an error names
+_MAX_TRIES = 5
 _STEPS_PER_TURN = 64  # steps of an update of the table before other requests may run
 _TOOL_CALL = "fabric.tool.call"
 _encode = msgspec.json.Encoder().encode
@@ -253,7 +254,7 @@ class GatewayToolCatalog:
         self.has_job_tools = settings.gateway_tools != "none" and settings.disclosure != "search"
         self._operation_names = assign_names({op.name: op.name for op in operations}, {})
         self._operation_by_name = {name: canonical_name for canonical_name, name in self._operation_names.items()}
-        self._table = ToolTable(settings, ToolNames(self._operation_by_name), gateway.registry)
+        self._table = self._make_table()
         self._operation_tools: dict[str, _OperationTool] | None = None  # by canonical name
         self._update: Iterator[None] | None = None  # of the table; several requests may drive it
         self._personal_tables: OrderedDict[object, ToolTable] = OrderedDict()  # by the caller's catalog
@@ -266,12 +267,17 @@ class GatewayToolCatalog:
         await self._prepare_view(principal)
 
     async def _prepare_view(self, principal: Principal) -> AgentCatalog:
-        """The catalog as this caller sees it, after the table is up to date."""
-        view = await self._gateway.registry.prepare_view(principal)
-        while not self.is_current:
-            if not self._update_table(_STEPS_PER_TURN):
-                await asyncio.sleep(0)
-        return view
+        """The catalog as this caller sees it, of the same state as the table, which is up to date then."""
+        registry = self._gateway.registry
+        for _ in range(_MAX_TRIES):
+            catalog = registry.catalog
+            view = await registry.prepare_view(principal)
+            while not self.is_current:
+                if not self._update_table(_STEPS_PER_TURN):
+                    await asyncio.sleep(0)
+            if registry.catalog is catalog:
+                return view
+        return registry.visible_to(principal)  # agents change faster than that
 
     async def _describe_operations(self) -> dict[str, _OperationTool]:
         """On first use, as that takes a tenth of the time in which a node starts."""
@@ -478,7 +484,7 @@ class GatewayToolCatalog:
             is_dotted = self._name_style == "dotted" and table.by_name[item.canonical_name] is item
             name = item.canonical_name if is_dotted else item.name
             encoded = _encode(describe_capability(name, item.canonical_name, item.manifest, item.capability))
-            if table.find(item.key) is item:  # else it has just changed
+            if table.by_name.get(item.name) is item:  # else it has just changed
                 table.encoded[item.key] = encoded
         return encoded
 
@@ -512,11 +518,17 @@ class GatewayToolCatalog:
         if self._update is None:
             self._personal_tables.clear()
             self._update = self._table.update(self._gateway.registry.catalog)
-        number = sum(1 for _ in islice(self._update, max_steps))
-        if number == max_steps:
-            return False
-        self._update = None
-        return True
+        try:
+            is_complete = sum(1 for _ in islice(self._update, max_steps)) < max_steps
+        except Exception:
+            self._update, self._table = None, self._make_table()  # not one that is half updated
+            raise
+        if is_complete:
+            self._update = None
+        return is_complete
+
+    def _make_table(self) -> ToolTable:
+        return ToolTable(self._settings, ToolNames(self._operation_by_name), self._gateway.registry)
 
 
 def _list_enabled(tools: Iterable[Manifest]) -> Sequence[Manifest]:
