@@ -354,6 +354,23 @@ async def test_a_changed_entry_of_a_file_does_not_hold_the_loop(node: Node, fold
     assert node.fabric.registry.catalog.changes_since(before) == {"agent-04711"}
 
 
+async def test_a_list_that_is_made_while_agents_change_is_not_kept_for_those_that_came(node: Node) -> None:
+    """Also of a caller with scopes, whose view is made in slices while the table of tools is brought up to date."""
+
+    async def list_names() -> set[str]:
+        page = await ask_mcp(node, "tools/list", NARROW, X_Fabric_Tools="all")
+        return {tool["name"] for tool in page["tools"] if tool["name"].startswith("agent_")}
+
+    before = await list_names()
+    for number in range(5):
+        newcomer = {"agent_id": f"agent-00x{number}", "endpoint": "http://127.0.0.1:9/", "capabilities": ["echo"]}
+        await asyncio.gather(list_names(), node.operation("fabric.agent.register", newcomer), list_names())
+        assert await list_names() == before | {f"agent_00x{number}_echo"}
+        left = node.operation("fabric.agent.unregister", {"agent_id": newcomer["agent_id"]})
+        await asyncio.gather(list_names(), left, list_names())
+        assert await list_names() == before
+
+
 @pytest.fixture(scope="module")
 def examined() -> Iterator[list[int]]:
     """How many objects each garbage collection looked at."""

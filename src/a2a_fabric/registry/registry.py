@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, filterfalse
-from operator import attrgetter, is_not
+from operator import attrgetter, is_not, not_
 from typing import Any, Protocol
 
 import msgspec
@@ -54,6 +54,7 @@ _SWAP_DELAY = 0.05
 _MAX_CHANGES = 128  # agents that one swap of the catalog changes, except at the start
 _COMPARED_AT_ONCE = 512
 _agent_id = attrgetter("agent_id")
+_is_enabled = attrgetter("enabled")
 _DECLARED_ONLY_FIELDS = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
     "dependencies", "coordination", "origin",
@@ -178,9 +179,10 @@ class Registry:
             if isinstance(source, RoutesByWords):
                 blocks = (each.word_routing for each in self._sources if isinstance(each, RoutesByWords))
                 self.word_routing = merge_word_routing(blocks)
-            self._switched_off[source.name] = {each.agent_id: each for each in manifests if not each.enabled}
+            are_enabled = [*map(_is_enabled, manifests)]  # not one by one: there may be many
+            self._switched_off[source.name] = _index_manifests([*compress(manifests, map(not_, are_enabled))])
             if self._switched_off[source.name]:
-                manifests = [each for each in manifests if each.enabled]
+                manifests = [*compress(manifests, are_enabled)]
             await self._apply_source(source.name, _index_manifests(manifests))
 
     @property

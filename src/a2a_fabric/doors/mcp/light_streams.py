@@ -133,17 +133,17 @@ class LightStreams:
         self.end_all()
 
     def _spawn(self, streams: Iterable[LightStream], do: Callable[[LightStream], None]) -> None:
-        task = asyncio.ensure_future(_visit(streams, do))
+        task = asyncio.ensure_future(_apply_to_each(streams, do))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _ping_forever(self) -> None:
         while True:
             await asyncio.sleep(PING_INTERVAL)
-            await _visit([each for streams in self._streams.values() for each in streams], LightStream.ping)
+            await _apply_to_each([each for streams in self._streams.values() for each in streams], LightStream.ping)
 
 
-async def _visit(streams: Iterable[LightStream], do: Callable[[LightStream], None]) -> None:
+async def _apply_to_each(streams: Iterable[LightStream], do: Callable[[LightStream], None]) -> None:
     async for some in iterate_in_slices(tuple(streams)):
         for stream in some:
             do(stream)
