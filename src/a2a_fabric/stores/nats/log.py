@@ -161,6 +161,8 @@ class StreamLog:
             try:
                 await self.jetstream.publish(self.subject, message, after, timeout)
             except SequenceConflict as exc:
+                if exc.head < after:
+                    raise NatsUnavailable("the server that leads now has not read its whole log yet") from exc
                 if not is_repeated or not await self._is_stored(message, after + 1):
                     raise SequenceConflict(max(exc.head, after + 1)) from exc
             finally:

@@ -57,13 +57,12 @@ class Snapshots:
 
     async def find_newest(self) -> SnapshotManifest | None:
         """Raises NatsUnavailable, JetStreamRefused."""
-        newest = max(await self._list(), default=None)
-        if newest is None:
-            return None
-        message = await self._jetstream.read_message(
-            self._stream, last_by_subj=self._build_subject(*newest, "manifest")
-        )
-        return None if message is None else msgspec.json.decode(message.data, type=SnapshotManifest)
+        while newest := max(await self._list(), default=None):
+            subject = self._build_subject(*newest, "manifest")
+            message = await self._jetstream.read_message(self._stream, last_by_subj=subject)
+            if message is not None:  # else a newer one has just replaced it
+                return msgspec.json.decode(message.data, type=SnapshotManifest)
+        return None
 
     async def write(self, copy_to: Callable[[Path], int]) -> SnapshotManifest:
         """Make a copy, and store it. Raises NatsUnavailable, JetStreamRefused; then the chunks are removed again."""

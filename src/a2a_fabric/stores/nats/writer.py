@@ -62,6 +62,7 @@ _TICK = 1.0
 _DELIVERY_WAIT = 0.1  # for a message that is known to be in the log; then it is asked for
 _CONTENTION = 1.0  # seconds after a lost race in which this node leaves the others a gap
 _CLOCK_INTERVAL = 30.0
+_LEADER_TIME = 3.0
 _HEADROOM = 4096  # of `max_payload`, for headers
 
 
@@ -120,6 +121,7 @@ class ReplicatedWriter:
         self._waiting_count = 0
         self._wake = asyncio.Event()
         self._away_since: float | None = None
+        self._behind_since: float | None = None
         self._failure: StoreError | None = None  # the copy cannot go on; restarting the node may help
         self._conflict_at = float("-inf")
         self._clock_read_at = float("-inf")
@@ -330,6 +332,8 @@ class ReplicatedWriter:
     async def _catch_up(self, target: int, ends_at: float) -> None:
         """Apply the log up to this sequence. Messages that are not delivered soon are asked for."""
         while self._replica.sequence < target:
+            if self._stream.follower.needs_start:
+                await self._restart_follower(await self._read_info(ends_at))
             self._wake.clear()
             messages = await self._stream.follower.take(_MAX_APPLIED)
             if not messages:
@@ -368,12 +372,22 @@ class ReplicatedWriter:
 
     async def _restart_follower(self, info: StreamInfo) -> None:
         """Begin behind the copy; with a snapshot if the log does not reach back so far."""
-        if info.state.last_seq < self._replica.sequence:
-            self._failure = build_lost_log(self._address, info.state.last_seq, self._replica.sequence)
-            raise self._failure
+        self._check_end(info.state.last_seq)
         if self._replica.sequence == 0 or info.state.first_seq > self._replica.sequence + 1:
             await self._load_snapshot(info.state.first_seq)
         await self._stream.follower.start(self._replica.sequence + 1)
+
+    def _check_end(self, last: int) -> None:
+        """The log may not end before what this copy has applied, except while a new leader reads its own log."""
+        if last >= self._replica.sequence:
+            self._behind_since = None
+            return
+        if self._behind_since is None:
+            self._behind_since = _now()
+        if _now() - self._behind_since < _LEADER_TIME:
+            raise NatsUnavailable("the server that leads now has not read its whole log yet")
+        self._failure = build_lost_log(self._address, last, self._replica.sequence)
+        raise self._failure
 
     async def _load_snapshot(self, first: int) -> None:
         """The newest one, which must reach the first message of the log."""
