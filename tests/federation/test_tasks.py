@@ -88,7 +88,7 @@ def make_folder(root: Path, name: str, **more: Any) -> Path:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     make_folder(tmp_path / "agents", "worker")
     make_folder(tmp_path / "agents", "strict", dependencies={"agents": []})
-    make_folder(tmp_path / "agents", "hidden", context="personal")
+    make_folder(tmp_path / "agents", "hidden", context="personal", coordination={"canDelegate": False})
     bare = make_folder(tmp_path / "agents", "bare", skills=[])
     (bare / "agent.py").write_text(BARE)
     doors = [{"kind": kind} for kind in ("fabric", "a2a", "rest")]
@@ -173,6 +173,9 @@ async def test_a_task_from_another_agent_follows_the_rules_of_the_cards(node: No
     assert (refused["error"]["code"], refused["error"]["recoverable"]) == ("DELEGATION_FAILED", False)
     loop = request("d-2", "say", {"task": "x"}, routing={"delegationChain": ["worker", "somebody"]})
     assert (await call(node, "worker", loop))["error"]["code"] == "DELEGATION_FAILED"
+    as_hidden = request("d-3", "say", {"task": "x"}, routing={"source": "hidden"})  # whose card allows nothing
+    assert (await call(node, "worker", as_hidden))["error"]["code"] == "DELEGATION_FAILED"
+    assert (await call(node, "worker", as_hidden, token="a-team-key-of-a-test"))["status"] == "completed"
 
 
 @requirement("003-39")

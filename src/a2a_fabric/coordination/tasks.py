@@ -96,20 +96,20 @@ class TaskTranslator:
             target=replace(call.target, capability=request.type),
             input=replace(task_input, attachments=call.input.attachments),
             conversation_id=request.context.conversation_id or call.conversation_id,
-            delegation_chain=self._extend_chain(request, call.delegation_chain),
+            delegation_chain=self._extend_chain(request, call),
         )
 
-    def _extend_chain(self, request: TaskRequest, chain: MaybeChain) -> MaybeChain:
-        """Requests name agents; chains of this node have entries of them. A chain can only cause a refusal."""
-        routing = request.routing
-        names = [*routing.delegation_chain]
-        if routing.source is not None and self._is_agent(routing.source) and routing.source not in names[-1:]:
-            names.append(routing.source)
-        entries = [make_chain_entry(self._node, name) if self._is_agent(name) else name for name in names]
-        return pick_longer_chain(chain_from_metadata(entries), chain) if entries else chain
+    def _extend_chain(self, request: TaskRequest, call: Call) -> MaybeChain:
+        """Requests name agents; chains of this node have entries of them. A chain can only cause a refusal.
 
-    def _is_agent(self, name: str) -> bool:
-        return self._registry.catalog.get(name) is not None
+        The name of an agent that the caller may not know is only a name, so that no refusal tells of the agent.
+        """
+        source, names = request.routing.source, [*request.routing.delegation_chain]
+        known = {name for name in (*names, source) if name and self._registry.get_for(call.auth, name) is not None}
+        if source in known and source not in names[-1:]:
+            names.append(source)
+        entries = [make_chain_entry(self._node, name) if name in known else name for name in names]
+        return pick_longer_chain(chain_from_metadata(entries), call.delegation_chain)
 
     async def _answer(self, inner: Handler, manifest: Manifest, call: Call, emit: Emit) -> Result:
         started_at, began = time.time(), time.perf_counter()
