@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator
     with ExitStack() as stack:
         nodes = [start_node(folder / name, stack) for name in ("one", "two", "three")]
         for node in nodes:
-            until(lambda node=node: len(online(node)) == 5, "all agents at every node")
+            until(partial(has_all, node), "all agents at every node")
         yield Mesh(nats, folder, *nodes)
+
+
+def has_all(node: Node) -> bool:
+    return len(online(node)) == 5
 
 
 def online(node: Node) -> set[str]:
@@ -136,7 +141,7 @@ def connect(node: Node, **headers: str) -> aiohttp.ClientSession:
 
 async def call(node: Node, agent: str, capability: str, **arguments: Any) -> Any:
     more = {name: arguments.pop(name) for name in ("continuation", "answers", "timeout_ms") if name in arguments}
-    body = {"agent_id": agent, "capability": capability, "task": "", "context": arguments, **more}
+    body: dict[str, Any] = {"agent_id": agent, "capability": capability, "task": "", "context": arguments, **more}
     async with (
         connect(node) as session,
         session.post("/mcp/call", json={"name": "fabric.call", "arguments": body}) as reply,
