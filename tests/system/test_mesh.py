@@ -140,7 +140,8 @@ def connect(node: Node, **headers: str) -> aiohttp.ClientSession:
 
 
 async def call(node: Node, agent: str, capability: str, **arguments: Any) -> Any:
-    more = {name: arguments.pop(name) for name in ("continuation", "answers", "timeout_ms") if name in arguments}
+    names: tuple[str, ...] = ("continuation", "answers", "timeout_ms")
+    more = {name: arguments.pop(name) for name in names if name in arguments}
     body: dict[str, Any] = {"agent_id": agent, "capability": capability, "task": "", "context": arguments, **more}
     async with (
         connect(node) as session,
