@@ -94,7 +94,7 @@ async def test_a_hand_over_moves_the_conversation_along_the_cards_and_the_person
     first = await ask(node, with_signal("a soup with herbs", **HANDOFF))
     assert first["_fabric"]["agent_id"] == "basil"
     assert first["signals"][0]["status"] == "handed_over"
-    assert any("'basil' hands this conversation over to 'rosa': She knows herbs." in note for note in first["notes"])
+    assert any("'basil' hands this conversation over to 'rosa': She knows herbs;" in note for note in first["notes"])
     following = await ask(node, "a soup again")
     assert following["_fabric"]["agent_id"] == "rosa"
     assert (await ask(node, "a soup", "another"))["_fabric"]["agent_id"] == "basil"

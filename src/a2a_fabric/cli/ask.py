@@ -29,6 +29,7 @@ from a2a_fabric.core.message import new_conversation_id
 _TIMEOUT = 60.0
 _REQUEST = CallKind(FabricClient.ask, FabricClient.stream_ask)
 _ROUTE_KEY = "_fabric"
+_SIGNALS_KEY = "signals"  # of the agents, as the node has delivered them
 _END_WORDS = ("/quit", "/exit", "/q")
 
 Conversation = Annotated[
@@ -153,6 +154,9 @@ class _AskOutput(LiveOutput):
         if result.data.get("switched"):
             print_line(str(result.data["answer"]))
             return
+        signals = result.data.get(_SIGNALS_KEY)
+        if isinstance(signals, list) and all(isinstance(each, dict) and "signalId" in each for each in signals):
+            del result.data[_SIGNALS_KEY]  # notes beside the answer say the same
         super().print_outcome(result)
         if isinstance(route, dict) and route.get("reason"):
             remark(str(route["reason"]))

@@ -174,7 +174,7 @@ class SignalExchange:
     async def _move(
         self, principal: Principal, sender: str, signal: AgentSignal, conversation_id: str, target: str | None
     ) -> None:
-        text = _describe_move(sender, target, signal.reason)
+        text = f"{_describe_move(sender, target, signal.reason)}."
         await self._messages.record(
             principal,
             conversation_id,
@@ -185,22 +185,23 @@ class SignalExchange:
 
 
 def describe_outcome(outcome: SignalOutcome) -> str:
-    """One sentence for a person."""
+    """A note for a person: one sentence without its full stop."""
     sender, to = outcome.sender, outcome.to
     if outcome.status == "refused":
-        return f"Note: '{sender}' sent the signal {outcome.type}, which was refused: {outcome.reason}."
+        return f"'{sender}' sent the signal {outcome.type}, which was refused: {outcome.reason}"
     if outcome.status == "handed_over":
-        return f'Note: {_describe_move(sender, to, outcome.reason)} Say "switch back" to let your words choose again.'
+        move = _describe_move(sender, to, outcome.reason)
+        return f'{move}; say "switch back" to let your words choose again'
     if outcome.status == "given_back":
-        return f"Note: {_describe_move(sender, None, outcome.reason)}"
+        return _describe_move(sender, None, outcome.reason)
     receiver = "" if to is None else f" to '{to}'"
-    return f"Note: '{sender}' sent the signal {outcome.type}{receiver}{_add_reason(outcome.reason)}."
+    return f"'{sender}' sent the signal {outcome.type}{receiver}{_add_reason(outcome.reason)}"
 
 
 def _describe_move(sender: str, target: str | None, reason: str) -> str:
     if target is None:
-        return f"'{sender}' gives this conversation back{_add_reason(reason)}."
-    return f"'{sender}' hands this conversation over to '{target}'{_add_reason(reason)}."
+        return f"'{sender}' gives this conversation back{_add_reason(reason)}"
+    return f"'{sender}' hands this conversation over to '{target}'{_add_reason(reason)}"
 
 
 def _add_reason(reason: str) -> str:
