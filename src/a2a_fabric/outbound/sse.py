@@ -37,6 +37,7 @@ class SSEParser:
         self._limit = limit
         self._splitter = _LineSplitter()
         self._buffer = _EventBuffer(limit)
+        self._is_between_events = False  # nothing is pending, and the last event had no name
 
     @property
     def event_name(self) -> str:
@@ -56,16 +57,15 @@ class SSEParser:
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """The events that are complete now; take them before feeding the next chunk."""
         if (  # fast path: exactly one event of one line, as most agents send
-            chunk.startswith(b"data: ")
-            and chunk.endswith(b"\n\n")
-            and chunk.count(b"\n") == 2
+            self._is_between_events
+            and chunk[:6] == b"data: "
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk[-1:] == b"\n"
             and b"\r" not in chunk
             and len(chunk) - 8 <= self._limit
-            and not self._splitter.pending
-            and self._buffer.is_empty
         ):
-            self._buffer.event_name = b""
             return (chunk[6:-2],)
+        self._is_between_events = False
         return self._parse_chunk(chunk)
 
     def flush(self) -> Iterator[bytes]:
@@ -79,6 +79,8 @@ class SSEParser:
             if (data := self._buffer.add(line)) is not None:
                 yield data
         self._buffer.check_line(self._splitter.pending)
+        # After a named event the slow path goes on: the name of the next one is another.
+        self._is_between_events = not self._splitter.pending and self._buffer.is_empty and not self._buffer.event_name
 
 
 class _LineSplitter:

@@ -58,10 +58,18 @@ class CallRecorder(Protocol):
 
 
 def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
+    """One coroutine for all of it, because every call passes here."""
+
     def step(inner: Handler) -> Handler:
         async def handle(call: Call, emit: Emit) -> Result:
-            started = time.perf_counter()
-            token = current_trace.set(call.trace)
+            recording = recording_token = None
+            if recorder is not None:
+                call, recording = recorder.begin(call)
+            if recording is not None:
+                recording_token = current_recording.set(recording)
+                if emit is not ignore_event:
+                    emit = recording.listen(emit)
+            started, trace_token = time.perf_counter(), current_trace.set(call.trace)
             try:
                 result = await inner(call, emit)
             except BaseException as exc:
@@ -70,36 +78,23 @@ def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
                 observer.record_failure(call, code, message, seconds, _list_attempts(exc))
                 if isinstance(exc, FabricError):
                     reveal_to_operator(exc, call.auth)
+                if recorder is not None and recording is not None:
+                    recording.fail(exc, code, message)
+                    recorder.end(recording, None)
                 raise
             finally:
-                current_trace.reset(token)
+                current_trace.reset(trace_token)
+                if recording_token is not None:
+                    current_recording.reset(recording_token)
             observer.record_success(call, result, time.perf_counter() - started)
+            if recorder is not None and recording is not None:
+                recording.complete(result)
+                recorder.end(recording, result)
             return result
 
-        return handle if recorder is None else _record(handle, recorder)
+        return handle
 
     return step
-
-
-def _record(inner: Handler, recorder: CallRecorder) -> Handler:
-    async def handle(call: Call, emit: Emit) -> Result:
-        call, recording = recorder.begin(call)
-        if recording is None:
-            return await inner(call, emit)
-        token = current_recording.set(recording)
-        try:
-            result = await inner(call, emit if emit is ignore_event else recording.listen(emit))
-        except BaseException as exc:
-            recording.fail(exc, *_describe_failure(exc))
-            recorder.end(recording, None)
-            raise
-        finally:
-            current_recording.reset(token)
-        recording.complete(result)
-        recorder.end(recording, result)
-        return result
-
-    return handle
 
 
 def _list_attempts(exc: BaseException) -> Sequence[str]:

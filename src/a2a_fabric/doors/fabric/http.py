@@ -118,7 +118,11 @@ def encode_json(value: Any) -> bytes:
     try:
         return _encode(value)
     except JSON_ENCODE_ERRORS as exc:
-        raise errors.UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise _not_json(exc) from exc
+
+
+def _not_json(exc: Exception) -> errors.UpstreamFailed:
+    return errors.UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300])
 
 
 def encode_error(error: FabricError, trace: Trace, error_format: ErrorFormat, *, with_detail: bool = False) -> bytes:
@@ -181,7 +185,11 @@ def build_final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) 
 
 def encode_event_frame(event: Event, trace: bytes, number: int) -> bytes:
     """The frame of `build_event_body`, for the hot path: most frames need no dict."""
-    kind, data = _ENCODED_KINDS[event.kind], encode_json(event.data)
+    kind = _ENCODED_KINDS[event.kind]
+    try:
+        data = _encode(event.data)
+    except JSON_ENCODE_ERRORS as exc:
+        raise _not_json(exc) from exc
     if len(data) == 2 or "trace" in event.data or event.number:
         return encode_frame(build_event_body(event, msgspec.Raw(trace)), number)
     return _FRAME_TEMPLATE % (kind, number, kind, data[:-1], trace, trace)

@@ -9,6 +9,7 @@ event `final`, which holds the same. All other APIs go through `api`, with reque
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -25,9 +26,11 @@ from a2a_fabric.core.call import (
 )
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
 from a2a_fabric.core.ports import Runtime, RuntimePlugin, load_module
+from a2a_fabric.core.propagation import DELEGATION_HEADER, encode_chain_header, format_traceparent
 from a2a_fabric.core.result import EVENT_KINDS, Event, Question, Result, make_input_required, to_json_object
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.headers import FixedHeaders, VaryingHeaders
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http.endpoint import ExpressionParser, HTTPEndpoint, read_endpoint
@@ -183,9 +186,11 @@ async def relay_events(reply: StreamedReply, emit: Emit, limit: int) -> Result:
             if kind == "final":
                 return _result_from_final(event_data, stream_text)
             if kind in EVENT_KINDS:
-                event_data.pop("trace", None)
+                if "trace" in event_data:
+                    del event_data["trace"]
                 if kind == "token":
-                    stream_text.add(str(event_data.get("text", "")))
+                    text = event_data.get("text", "")
+                    stream_text.add(text if isinstance(text, str) else str(text))
                 await emit(Event(kind, event_data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
     for data in parser.flush():
         stream_event = _decode_event(data)
@@ -225,12 +230,18 @@ class HTTPRuntime:
         self._reply_bytes = reply_bytes
         self._upstream = redact_url(self._uri)
         self._headers = {"content-type": "application/json", "accept": "application/json", **endpoint.headers}
+        self._call_headers = FixedHeaders(self._headers, ("traceparent", DELEGATION_HEADER))
         self._envelope_encoder = EnvelopeEncoder()
         self._poller = ResultPoller(manifest.agent_id, client, None, reply_bytes, ExpressionParser())
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         body = self._envelope_encoder.encode(call, self._bind_arguments(call))
-        headers = make_propagation_headers(call, self._headers)
+        headers: Mapping[str, str]
+        if call.delegation_chain:
+            varied = format_traceparent(call.trace), encode_chain_header(call.delegation_chain)
+            headers = VaryingHeaders(self._call_headers, varied)
+        else:
+            headers = make_propagation_headers(call, self._headers)
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
@@ -255,12 +266,12 @@ class HTTPRuntime:
             return bind_arguments(self._manifest.find_capability(call.target.capability), call.input)
         return arguments
 
-    async def _wait_for_result(self, reply: HTTPReply, headers: dict[str, str], emit: Emit) -> HTTPReply:
+    async def _wait_for_result(self, reply: HTTPReply, headers: Mapping[str, str], emit: Emit) -> HTTPReply:
         poll_url = self._poller.find_poll_url(reply, self._uri)
         return reply if poll_url is None else await self._poller.wait_for_result(reply, poll_url, headers, emit)
 
-    async def _call_streaming(self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit) -> Result:
-        headers["accept"] = "text/event-stream, application/json;q=0.5"
+    async def _call_streaming(self, headers: Mapping[str, str], body: bytes, timeout: float, emit: Emit) -> Result:
+        headers = {**headers, "accept": "text/event-stream, application/json;q=0.5"}
         async with self._client.stream(
             self._method, self._uri, headers=headers, body=body, timeout=timeout, limit=2**62
         ) as streamed:
