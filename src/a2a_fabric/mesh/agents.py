@@ -108,7 +108,7 @@ class MeshAgents:
 
     def _update(self, agent_ids: Iterable[str]) -> None:
         has_news = False
-        for agent_id in agent_ids:
+        for agent_id in sorted(agent_ids):
             # Those of nodes that are here, by name; then those of nodes that are gone.
             names = sorted(self._nodes_of[agent_id], key=lambda name: (name not in self._holders, name))
             if not names:

@@ -1,14 +1,7 @@
 """HTTP between nodes over NATS: an `HTTPClient` on one side, an ASGI application on the other.
 
-All that is sent to a node arrives at one subject, `PREFIX.NODE`, so one subscription serves it and everything from one
-sender stays in order. A message is MessagePack:
-
-    request   number, sender, method, target, headers, body; larger bodies follow in `body` messages
-    body      a further piece of a request's body
-    reply     status, headers and the first piece of the body; `is_last` if there is no more
-    chunk     a further piece of a reply's body
-    credit    the reader has consumed so many pieces, and so many more may be sent
-    cancel    the reader has left: the request's work is cancelled
+`NodeMailbox` sends and receives the messages of `mesh.messages`: `_SentRequest` is a request of this node,
+`_ReceivedRequest` one of another.
 
 Invariants:
 * A reply has at most `_WINDOW` pieces under way. So a slow reader slows down the agent, and neither NATS nor a node
@@ -22,7 +15,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import itertools
 import logging
@@ -36,6 +28,20 @@ import msgspec
 
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.edge import ON_DISCONNECT_KEY
+from a2a_fabric.mesh.messages import (
+    SIGNATURE_BYTES,
+    AcceptedNumbers,
+    BodyMessage,
+    CancelMessage,
+    ChunkMessage,
+    CreditMessage,
+    NodeMessage,
+    ReplyMessage,
+    RequestMessage,
+    decode_message,
+    encode_message,
+    sign_message,
+)
 from a2a_fabric.outbound.port import (
     DeadlineExceeded,
     HTTPReply,
@@ -49,61 +55,8 @@ _WINDOW = 16  # pieces of a reply that may be under way
 _CREDIT_STEP = 8  # consumed pieces that are reported together
 _PIECE_BYTES = 128 * 1024
 _MAX_EXCHANGES = 8192  # requests of other nodes at a time
-_SIGNATURE_BYTES = 16
-_RECENT_MASK = (1 << 1024) - 1
 
 Publish = Callable[[str, bytes], Awaitable[None]]
-
-
-class _Request(msgspec.Struct, tag="q", array_like=True, frozen=True):
-    number: int
-    sender: str
-    start_id: str
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-    is_last: bool
-
-
-class _Body(msgspec.Struct, tag="b", array_like=True, frozen=True):
-    number: int
-    sender: str
-    body: bytes
-    is_last: bool
-
-
-class _Reply(msgspec.Struct, tag="r", array_like=True, frozen=True):
-    number: int
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    is_last: bool
-
-
-class _Chunk(msgspec.Struct, tag="c", array_like=True, frozen=True):
-    """`is_broken`: the reply ends here, but is not complete."""
-
-    number: int
-    body: bytes
-    is_last: bool
-    is_broken: bool = False
-
-
-class _Credit(msgspec.Struct, tag="w", array_like=True, frozen=True):
-    number: int
-    sender: str
-    pieces: int
-
-
-class _Cancel(msgspec.Struct, tag="x", array_like=True, frozen=True):
-    number: int
-    sender: str
-
-
-_Message = _Request | _Body | _Reply | _Chunk | _Credit | _Cancel
-_decoder: msgspec.msgpack.Decoder[_Message] = msgspec.msgpack.Decoder(_Message)
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class NodeMailbox:
@@ -128,7 +81,7 @@ class NodeMailbox:
         self.name = name
         self.start_id = start_id
         self._is_member = is_member
-        self._accepted: dict[str, _AcceptedNumbers] = {}
+        self._accepted: dict[str, AcceptedNumbers] = {}
         self.subject = f"{prefix}.{name}"
         self._prefix = prefix
         self._publish = publish
@@ -151,24 +104,24 @@ class NodeMailbox:
             self.dropped += 1
             return
         try:
-            message = _decoder.decode(content)
+            message = decode_message(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             self.dropped += 1
             _log.warning("a message from another node cannot be read: %s", exc)
             return
         match message:
-            case _Reply() | _Chunk():
+            case ReplyMessage() | ChunkMessage():
                 if (sent := self._sent.get(message.number)) is not None:
                     sent.add(message)
-            case _Request():
+            case RequestMessage():
                 self._begin(message)
-            case _Body():
+            case BodyMessage():
                 if (received := self._received.get((message.sender, message.number))) is not None:
                     received.add_body(message.body, is_last=message.is_last)
-            case _Credit():
+            case CreditMessage():
                 if (received := self._received.get((message.sender, message.number))) is not None:
                     received.add_credit(message.pieces)
-            case _Cancel():
+            case CancelMessage():
                 if (received := self._received.get((message.sender, message.number))) is not None:
                     received.disconnect()
 
@@ -193,11 +146,11 @@ class NodeMailbox:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)
 
-    async def send(self, node: str, message: _Message) -> None:
+    async def send(self, node: str, message: NodeMessage) -> None:
         """Raises OutboundError."""
-        content, subject = _encode(message), f"{self._prefix}.{node}"
+        content, subject = encode_message(message), f"{self._prefix}.{node}"
         if self._key is not None:
-            content = _sign(self._key, subject, content) + content
+            content = sign_message(self._key, subject, content) + content
         await self._publish(subject, content)
 
     def open_request(self, node: str) -> _SentRequest:
@@ -214,18 +167,18 @@ class NodeMailbox:
     def _check(self, payload: bytes) -> bytes | None:
         if self._key is None:
             return payload
-        signature, content = payload[:_SIGNATURE_BYTES], payload[_SIGNATURE_BYTES:]
-        return content if hmac.compare_digest(signature, _sign(self._key, self.subject, content)) else None
+        signature, content = payload[:SIGNATURE_BYTES], payload[SIGNATURE_BYTES:]
+        return content if hmac.compare_digest(signature, sign_message(self._key, self.subject, content)) else None
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: RequestMessage) -> None:
         if not self._is_member(request.sender, request.start_id) or len(self._received) >= _MAX_EXCHANGES:
             _log.info("a request of node %s was refused: %d are under way", request.sender, len(self._received))
-            refusal = _Reply(request.number, 503, {"retry-after": "1"}, b"", True)
+            refusal = ReplyMessage(request.number, 503, {"retry-after": "1"}, b"", True)
             self.run_in_background(self.send(request.sender, refusal))
             return
         accepted = self._accepted.get(request.sender)
         if accepted is None or accepted.start_id != request.start_id:
-            accepted = self._accepted[request.sender] = _AcceptedNumbers(request.start_id)
+            accepted = self._accepted[request.sender] = AcceptedNumbers(request.start_id)
         if not accepted.add(request.number):
             self.dropped += 1
             _log.warning("a request of node %s arrived a second time and was dropped", request.sender)
@@ -242,39 +195,11 @@ class NodeMailbox:
         task.add_done_callback(self._tasks.discard)
 
 
-class _AcceptedNumbers:
-    """The numbers of requests from one start of a node. They arrive nearly in order."""
-
-    def __init__(self, start_id: str) -> None:
-        self.start_id = start_id
-        self._highest = 0
-        self._recent = 0  # a bit for each number below the highest
-
-    def add(self, number: int) -> bool:
-        """False for a number that was there before, or is too old to tell."""
-        if number > self._highest:
-            self._recent = (self._recent << min(number - self._highest, 1024) | 1) & _RECENT_MASK
-            self._highest = number
-            return True
-        bit = 1 << (self._highest - number)
-        if bit > _RECENT_MASK or self._recent & bit:
-            return False
-        self._recent |= bit
-        return True
-
-
 async def _ignore_failure(work: Awaitable[None]) -> None:
     try:
         await work
     except OutboundError as exc:
         _log.debug("a message to another node was not sent: %s", exc)
-
-
-def _sign(key: bytes, subject: str, content: bytes) -> bytes:
-    digest = hashlib.blake2b(subject.encode(), key=key, digest_size=_SIGNATURE_BYTES)
-    digest.update(b"\0")
-    digest.update(content)
-    return digest.digest()
 
 
 class _SentRequest:
@@ -284,13 +209,13 @@ class _SentRequest:
         self.node = node
         self.number = number
         self._mailbox = mailbox
-        self._pieces: deque[_Reply | _Chunk] = deque()
+        self._pieces: deque[ReplyMessage | ChunkMessage] = deque()
         self._arrived = asyncio.Event()
         self._failure: OutboundError | None = None
         self._consumed = 0
         self.is_over = False  # the last piece was read
 
-    def add(self, piece: _Reply | _Chunk) -> None:
+    def add(self, piece: ReplyMessage | ChunkMessage) -> None:
         if len(self._pieces) > 2 * _WINDOW:  # the sender does not keep to the window
             self.fail(Interrupted(f"Node '{self.node}' sends more than was asked for"))
             return
@@ -301,7 +226,7 @@ class _SentRequest:
         self._failure = error
         self._arrived.set()
 
-    async def next_piece(self) -> _Reply | _Chunk:
+    async def next_piece(self) -> ReplyMessage | ChunkMessage:
         """Raises OutboundError."""
         while not self._pieces:
             if self._failure is not None:
@@ -310,11 +235,11 @@ class _SentRequest:
             await self._arrived.wait()
         piece = self._pieces.popleft()
         self.is_over = piece.is_last
-        if isinstance(piece, _Chunk) and piece.is_broken:
+        if isinstance(piece, ChunkMessage) and piece.is_broken:
             raise Interrupted(f"The reply of node '{self.node}' ended before it was complete")
         self._consumed += 1
         if self._consumed >= _CREDIT_STEP and not piece.is_last:
-            credit = _Credit(self.number, self._mailbox.name, self._consumed)
+            credit = CreditMessage(self.number, self._mailbox.name, self._consumed)
             self._consumed = 0
             await self._mailbox.send(self.node, credit)
         return piece
@@ -324,22 +249,24 @@ class _SentRequest:
         first, rest = body[:_PIECE_BYTES], body[_PIECE_BYTES:]
         name = self._mailbox.name
         start_id = self._mailbox.start_id
-        request = _Request(self.number, name, start_id, method, target, dict(headers), first, not rest)
+        request = RequestMessage(self.number, name, start_id, method, target, dict(headers), first, not rest)
         await self._mailbox.send(self.node, request)
         while rest:
             piece, rest = rest[:_PIECE_BYTES], rest[_PIECE_BYTES:]
-            await self._mailbox.send(self.node, _Body(self.number, name, piece, not rest))
+            await self._mailbox.send(self.node, BodyMessage(self.number, name, piece, not rest))
 
     def close(self) -> None:
         self._mailbox.close_request(self.number)
         if not self.is_over and self._failure is None:
-            self._mailbox.run_in_background(self._mailbox.send(self.node, _Cancel(self.number, self._mailbox.name)))
+            self._mailbox.run_in_background(
+                self._mailbox.send(self.node, CancelMessage(self.number, self._mailbox.name))
+            )
 
 
 class _NatsReply:
     """A streamed reply; see `outbound.port.StreamedReply`."""
 
-    def __init__(self, sent: _SentRequest, head: _Reply, limit: int) -> None:
+    def __init__(self, sent: _SentRequest, head: ReplyMessage, limit: int) -> None:
         self.status = head.status
         self.headers: Mapping[str, str] = head.headers
         self._sent = sent
@@ -406,7 +333,7 @@ class NatsHTTPClient:
             async with asyncio.timeout(None if timeout == inf else timeout):
                 await sent.send(method, url, headers, body or b"")
                 head = await sent.next_piece()
-                if not isinstance(head, _Reply):
+                if not isinstance(head, ReplyMessage):
                     raise Interrupted(f"Node '{self._node}' answered without a head")
                 yield _NatsReply(sent, head, limit)
         except TimeoutError as exc:
@@ -421,7 +348,7 @@ class NatsHTTPClient:
 class _ReceivedRequest:
     """A request of another node, as ASGI."""
 
-    def __init__(self, mailbox: NodeMailbox, request: _Request, limit: int) -> None:
+    def __init__(self, mailbox: NodeMailbox, request: RequestMessage, limit: int) -> None:
         self.sender = request.sender
         self.number = request.number
         self._mailbox = mailbox
@@ -488,9 +415,9 @@ class _ReceivedRequest:
 
     async def _break_off(self) -> None:
         if self._has_begun:
-            await self._mailbox.send(self.sender, _Chunk(self.number, b"", True, True))
+            await self._mailbox.send(self.sender, ChunkMessage(self.number, b"", True, True))
         else:
-            await self._mailbox.send(self.sender, _Reply(self.number, 500, {}, b"", True))
+            await self._mailbox.send(self.sender, ReplyMessage(self.number, 500, {}, b"", True))
 
     def _set_callback(self, callback: Callable[[], None] | None) -> None:
         self._on_disconnect = callback
@@ -528,9 +455,9 @@ class _ReceivedRequest:
             return  # as a server does whose client has left; the application is cancelled
         self._credit -= 1
         if self._has_begun:
-            await self._mailbox.send(self.sender, _Chunk(self.number, piece, is_last))
+            await self._mailbox.send(self.sender, ChunkMessage(self.number, piece, is_last))
             return
         assert self._head is not None  # noqa: S101  # ASGI
         self._has_begun = True
         status, headers = self._head
-        await self._mailbox.send(self.sender, _Reply(self.number, status, headers, piece, is_last))
+        await self._mailbox.send(self.sender, ReplyMessage(self.number, status, headers, piece, is_last))
