@@ -182,6 +182,21 @@ def _list_stems(text: str) -> set[str]:
 
 def fits_input(capability: Capability, call_input: Input) -> bool:
     """Whether all required arguments are there, the text becomes one of them, and the schema has them all."""
+    if not call_input.task or call_input.context or call_input.attachments:
+        return _fits(capability, call_input)
+    known = _taking_words.get(id(capability))  # most messages are words alone, so it depends on the schema only
+    if known is None or known[0] is not capability:
+        if len(_taking_words) >= _MAX_CACHED:
+            _taking_words.clear()
+        known = _taking_words[id(capability)] = capability, _fits(capability, call_input)
+    return known[1]
+
+
+# By the identity of the capability, which the entry keeps alive: whether it takes words alone.
+_taking_words: dict[int, tuple[Capability, bool]] = {}
+
+
+def _fits(capability: Capability, call_input: Input) -> bool:
     schema = capability.input_schema
     if schema is None:
         return True

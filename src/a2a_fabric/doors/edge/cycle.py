@@ -501,7 +501,12 @@ class RequestCycle(ABC):
             if self._has_current_version(reply):
                 status, body = 304, b""
         self.has_replied = True
-        await send_reply(self._send, status, body, headers, reply.media_type)
+        shortcut: Shortcut | None = self.scope.get(SHORTCUT_KEY)
+        if shortcut is not None and status not in _BODILESS_STATUSES:
+            lines = [b"%b: %b\r\n" % header for header in headers]
+            shortcut.reply(status, b"content-type: %b\r\n%b" % (reply.media_type, b"".join(lines)), body)
+        else:
+            await send_reply(self._send, status, body, headers, reply.media_type)
         self.log_request(None, status)
 
     def _has_current_version(self, reply: HttpReply) -> bool:

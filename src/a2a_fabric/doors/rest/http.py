@@ -75,6 +75,8 @@ def build_location(kind: str, visible_id: str, own_id: str) -> bytes:
     An id with a slash, or one that is only dots, cannot stand in a path; then our own id is used.
     """
     name = visible_id if "/" not in visible_id and visible_id not in (".", "..") else own_id
+    if name.isascii() and name.isidentifier():  # as our own ids are: nothing to quote
+        return f"/v1/{kind}/{name}".encode("ascii")
     return f"/v1/{kind}/{quote(name, safe='')}".encode("ascii")
 
 

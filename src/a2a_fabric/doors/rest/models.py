@@ -367,6 +367,8 @@ def _require_text(content: Any, field_path: str) -> str:
 
 
 def _find_text(fields: dict[str, Any], names: Iterable[str]) -> str | None:
+    if not fields:
+        return None
     return next((fields[name] for name in names if isinstance(fields.get(name), str)), None)
 
 
