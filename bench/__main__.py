@@ -35,6 +35,7 @@ from bench import (
     signing,
     starts,
     tail,
+    telemetry,
     tool_lists,
     word_routing,
 )
@@ -44,6 +45,7 @@ from bench.rows import Effort
 GROUPS = {
     "calls": "/mcp/call to an HTTP agent: calls, streamed events, 10,000 agents",
     "mcp": "MCP tools/call to stateless, handshake and stdio servers; one agent alone; the bridge between the eras",
+    "telemetry": "what log lines, metrics, the call history and spans cost a call",
     "tail": "latency at half of the peak, beside a slow agent",
     "memory": "memory over a million calls, and of idle sessions",
     "lists": "MCP lists of tools: long ones, the first after a restart; calls with filters and views",
@@ -100,6 +102,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
     run: dict[str, Callable[[], None]] = {
         "calls": lambda: calls.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
         "mcp": lambda: mcp_rows.run(runner, cores, Effort(1, 0.15, 0.1) if is_quick else Effort(7, 0.3, 0.3)),
+        "telemetry": lambda: telemetry.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
         "tail": lambda: tail.run(runner, cores, Effort(1, 1.0, 0.5) if is_quick else Effort(5, 3.0, 2.0)),
         "memory": lambda: memory.run(runner, cores),
         "lists": lambda: tool_lists.run(runner, cores, short if is_quick else Effort(5, 0.5)),

@@ -137,16 +137,18 @@ def node(
     settings: str = "",
     source: Path | None = None,
     prefix: Sequence[str] = (),
+    log: str = "{file: fabric.log}",
 ) -> Iterator[ServerProcess]:
     """A node with auth, trace, log (to a file) and metrics.
 
-    `settings` are further lines of YAML; `source` is the folder of another version of the code.
+    `log` are its settings of the log, `settings` further lines of YAML; `source` is the folder of another version of
+    the code.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "agents.yaml").write_text(manifests)
         Path(folder, "fabric.yaml").write_text(
-            f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
+            f"listen: 127.0.0.1:{port}\nlog: {log}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
         )
         argv = (*prefix, sys.executable, "-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
         env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
