@@ -167,15 +167,15 @@ class CallRecording:
 
         return note_and_emit
 
-    def complete(self, result: Result) -> None:
-        self.seconds = time.perf_counter() - self.started
+    def complete(self, result: Result, seconds: float) -> None:
+        self.seconds = seconds
         if result.asked is not None:
             self.status = "input_required"
         if result.fallback is not None and result.fallback.used != self.target.agent_id:
             self.used = result.fallback.used
 
-    def fail(self, error: BaseException, code: str, message: str) -> None:
-        self.seconds = time.perf_counter() - self.started
+    def fail(self, error: BaseException, code: str, message: str, seconds: float) -> None:
+        self.seconds = seconds
         self.status = "cancelled" if code == "CANCELLED" else "failed"
         self.error_code, self.error = code, message
         self.public_error = message

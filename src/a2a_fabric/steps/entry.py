@@ -56,6 +56,10 @@ class CallRecorder(Protocol):
         """The call has ended; `result` is None if it failed."""
         ...
 
+    def begin_late(self, call: Call, seconds: float) -> CallRecording | None:
+        """A recording of a call that was not recorded, and failed after so many seconds. None: it is not kept."""
+        ...
+
 
 def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
     """One coroutine for all of it, because every call passes here."""
@@ -78,17 +82,20 @@ def observe(observer: Observer, recorder: CallRecorder | None = None) -> Step:
                 observer.record_failure(call, code, message, seconds, _list_attempts(exc))
                 if isinstance(exc, FabricError):
                     reveal_to_operator(exc, call.auth)
-                if recorder is not None and recording is not None:
-                    recording.fail(exc, code, message)
-                    recorder.end(recording, None)
+                if recorder is not None:
+                    recording = recording or recorder.begin_late(call, seconds)
+                    if recording is not None:
+                        recording.fail(exc, code, message, seconds)
+                        recorder.end(recording, None)
                 raise
             finally:
                 current_trace.reset(trace_token)
                 if recording_token is not None:
                     current_recording.reset(recording_token)
-            observer.record_success(call, result, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            observer.record_success(call, result, seconds)
             if recorder is not None and recording is not None:
-                recording.complete(result)
+                recording.complete(result, seconds)
                 recorder.end(recording, result)
             return result
 

@@ -49,14 +49,15 @@ class Sampler:
 
     def __init__(self, ratio: float = 1.0, *, follows_parent: bool = True) -> None:
         self._limit = int(ratio * (1 << 64))
+        self._takes_none = ratio <= 0
         self._takes_all = ratio >= _FULL_SHARE
         self._follows_parent = follows_parent
 
     def takes(self, trace_id: str, parent_span_id: str | None, sampled: object) -> bool:
         if self._follows_parent and parent_span_id is not None:
             return sampled is not False
-        if self._takes_all:
-            return True
+        if self._takes_all or self._takes_none:
+            return self._takes_all
         # The last 64 bits, as the samplers of OpenTelemetry do: nodes with the same ratio decide alike.
         return int(trace_id[19:23] + trace_id[24:], 16) < self._limit
 
@@ -77,8 +78,12 @@ class SpanExport:
         self._thread = threading.Thread(target=self._run, name="fabric-spans", daemon=True)
         self._thread.start()
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._queue) >= self._size
+
     def add(self, ended: CallRecording | TracedRecord) -> None:
-        if len(self._queue) >= self._size:
+        if self.is_full:
             self.dropped += 1
         else:
             self._queue.append(ended)

@@ -69,17 +69,25 @@ class CallHistory:
         self._retry_at = 0.0
         self._task: asyncio.Future[tuple[None, None]] | None = None
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether only records of failed calls are taken."""
+        return len(self._buffer) >= self._size_for_successes
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._buffer) >= self._size
+
     def add(self, recording: CallRecording) -> None:
         """Take the recording of a call that has ended."""
-        waiting = len(self._buffer)
-        if waiting >= (self._size_for_successes if recording.status == "completed" else self._size):
+        if self.is_nearly_full if recording.status == "completed" else self.is_full:
             self.lost += 1
         else:
             self._buffer.append(recording)
 
     def add_record(self, trace_id: str, record: CallRecord) -> None:
         """Take a record that is no call: the span of a job."""
-        if len(self._buffer) >= self._size:
+        if self.is_full:
             self.lost += 1
         else:
             self._buffer.append((trace_id, record))

@@ -188,7 +188,8 @@ class LogWriter:
 
     def set_level(self, level: str) -> None:
         self.level = _LEVELS[level]
-        self.takes_json = not self._as_text and self.level <= logging.INFO  # whether `write_json` may be used
+        self.takes_info = self.level <= logging.INFO
+        self.takes_json = not self._as_text and self.takes_info  # whether `write_json` may be used
         for logger in map(logging.getLogger, _CAPTURED):
             _update_level(logger)
 
@@ -492,6 +493,8 @@ class Telemetry:
             template = self._make_template(call, origin.door)
             self._templates[key] = template
         template.tally.add(seconds)
+        if not self.log.takes_info:
+            return
         is_plain = result.fallback is None and not call.on_behalf_of and origin.job_id is None
         if not is_plain or self._payloads or not self.log.takes_json:
             self._write(call, seconds, result=result)

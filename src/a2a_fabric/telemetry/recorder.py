@@ -50,7 +50,12 @@ class SpanRecorder:
             is_sampled = self._sampler.takes(trace.trace_id, trace.parent_span_id, trace.sampled)
             if not is_sampled and trace.sampled is not False:  # the nodes behind this one must decide alike
                 call = msgspec.structs.replace(call, trace=msgspec.structs.replace(trace, sampled=False))
-        if self._history is None and not is_sampled:
+            elif is_sampled and self._export.is_full:  # what would be dropped at the end is not recorded
+                self._export.dropped += 1
+                is_sampled = False
+        if not is_sampled and (self._history is None or self._history.is_nearly_full):
+            if self._history is not None:
+                self._history.lost += 1
             return call, None
         recording = CallRecording(call, is_sampled=is_sampled)
         if self._history is not None and self._history.keeps_payloads:
@@ -64,6 +69,16 @@ class SpanRecorder:
             self._history.add(recording)
         if recording.is_sampled and self._export is not None:
             self._export.add(recording)
+
+    def begin_late(self, call: Call, seconds: float) -> CallRecording | None:
+        """A failed call is kept as long as there is room, even if successful ones are not."""
+        if self._history is None or self._history.is_full:
+            return None
+        self._history.lost -= 1  # it was counted when it began
+        recording = CallRecording(call)
+        recording.started_at -= seconds
+        recording.started -= seconds
+        return recording
 
     def record_job(self, job: JobSummary) -> None:
         """A job that has ended. Jobs of older versions do not say what their span is."""

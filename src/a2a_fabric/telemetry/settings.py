@@ -72,4 +72,4 @@ class TracingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             description="How much of one processor sending may take. On a node that is busier, spans are dropped and "
             "counted; choose a smaller `ratio` there.",
         ),
-    ] = 0.1
+    ] = 0.05
