@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.fixtures.nats import NatsServer
+from tests.fixtures.nats import NatsServer, free_port
 from tests.marks import requirement
 from tests.system.node import Node, running_node, until
 
@@ -296,6 +296,31 @@ async def test_nodes_go_on_alone_while_nats_is_away_and_join_again(tmp_path: Pat
             assert (await call(left, "of-right", "where"))["result"]["node"] == "right"
     finally:
         server.remove()
+
+
+async def test_a_site_that_is_cut_off_goes_on_with_its_own_agents_and_joins_again(tmp_path: Path) -> None:
+    port = free_port()
+    hub = NatsServer(f"leafnodes {{ listen: 127.0.0.1:{port} }}", jetstream="").start()
+    leaf = NatsServer(
+        f"leafnodes {{ remotes: [{{ url: nats://127.0.0.1:{port} }}], reconnect: 1 }}", jetstream=""
+    ).start()
+    try:
+        for name, server, site in (("head", hub, "office"), ("mill", leaf, "plant"), ("saw", leaf, "plant")):
+            agents = f"- {{agent_id: of-{name}, endpoint: {{uri: 'python:held:one'}}}}\n"
+            write_node(tmp_path / name, name, server, agents=agents, site=site, more=", heartbeat_seconds: 0.5")
+        with ExitStack() as stack:
+            head, mill, _ = (start_node(tmp_path / name, stack) for name in ("head", "mill", "saw"))
+            until(lambda: len(online(mill)) == 3 and len(online(head)) == 3, "one mesh over both servers")
+            assert (await call(head, "of-saw", "where"))["result"]["node"] == "saw"
+            hub.kill()
+            until(lambda: online(mill) == {"of-mill", "of-saw"}, "the site to be alone")
+            assert (await call(mill, "of-saw", "where"))["result"]["node"] == "saw"
+            hub.start()
+            until(lambda: len(online(mill)) == 3 and len(online(head)) == 3, "the site to be back")
+            assert (await call(head, "of-saw", "where"))["ok"]
+    finally:
+        leaf.remove()
+        hub.remove()
 
 
 async def test_a_node_without_the_key_of_the_mesh_is_no_part_of_it(mesh: Mesh, tmp_path: Path) -> None:
