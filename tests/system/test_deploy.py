@@ -113,7 +113,7 @@ def test_every_file_and_variable_of_the_compose_file_exists() -> None:
     assert needed == offered
 
 
-def test_the_image_is_built_in_stages_from_what_the_repository_has_and_runs_as_nobody_special() -> None:
+def test_the_image_is_built_in_stages_and_does_not_run_as_root() -> None:
     text = (DEPLOY / "container" / "Containerfile").read_text()
     instructions = [line.split(maxsplit=1) for line in text.replace("\\\n", " ").splitlines() if line[:1].isupper()]
     assert [words[1] for words in instructions if words[0] == "FROM"] == ["${BASE} AS build", "${BASE}"]
