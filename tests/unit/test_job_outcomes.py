@@ -80,6 +80,9 @@ def test_there_are_no_more_attempts_than_allowed_and_the_pauses_grow_to_a_limit(
         compute_retry_pause(AgentOffline("x"), n, generous, may_repeat=False, jitter=0.5) for n in range(1, 11)
     ]  # fmt: skip
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, None]
+    linear = RetryPolicy(max_attempts=10, pause_seconds=2.0, backoff="linear", max_pause_seconds=5.0)
+    pauses = [compute_retry_pause(AgentOffline("x"), n, linear, may_repeat=False, jitter=0.5) for n in range(1, 4)]
+    assert pauses == [2.0, 4.0, 5.0]
 
 
 @given(st.floats(0, 1), st.integers(1, 2))

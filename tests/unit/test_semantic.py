@@ -151,7 +151,6 @@ async def test_a_node_asks_the_model_after_the_words_and_without_it_answers_as_b
 
 
 @needs_model
-@requirement("003-38")
 async def test_the_model_finds_agents_where_words_find_none(record_property: Callable[[str, object], None]) -> None:
     manifests, routing = load_agents()
     router = make_router(manifests, routing)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from a2a_fabric.core.agent import Manifest
@@ -23,10 +24,9 @@ from a2a_fabric.core.errors import DelegationRefused
 from a2a_fabric.core.federation import CoordinationRule
 from a2a_fabric.core.propagation import make_chain_entry
 
-_ACTION = re.compile(
-    r"\s*(?P<never>(?:never|do not|don't)\s+)?"
-    r"(?:(?:delegate|hand\s?over|hand\s?off)(?:\s+(?:it|this))?\s+to|ask|call)\s+(?:the agent\s+)?"
-    r"['\"@]?(?P<agent>[a-z0-9][a-z0-9._/-]*?)['\"]?\s*[.!]?\s*",
+_ACTION = re.compile(  # of a text with single spaces
+    r"(?P<never>(?:never|do not|don't) )?(?:(?:delegate|hand ?over|hand ?off)(?: it| this)? to|ask|call) (?:the agent )?"
+    r"['\"@]?(?P<agent>[a-z0-9][a-z0-9._/-]{0,255}?)['\"]? ?[.!]?",
     re.IGNORECASE,
 )
 
@@ -40,7 +40,12 @@ class RuleTarget(NamedTuple):
 
 def find_rule_target(rule: CoordinationRule) -> RuleTarget | None:
     """None for an action that is a sentence for people and models."""
-    match = _ACTION.fullmatch(rule.action)
+    return _parse_action(rule.action)
+
+
+@lru_cache(maxsize=4096)
+def _parse_action(action: str) -> RuleTarget | None:
+    match = _ACTION.fullmatch(" ".join(action.split()))
     return None if match is None else RuleTarget(match["agent"], match["never"] is not None)
 
 
