@@ -25,8 +25,8 @@ from a2a_fabric.core.federation import CoordinationRule
 from a2a_fabric.core.propagation import make_chain_entry
 
 _ACTION = re.compile(  # of a text with single spaces
-    r"(?P<never>(?:never|do not|don't) )?(?:(?:delegate|hand ?over|hand ?off)(?: it| this)? to|ask|call) (?:the agent )?"
-    r"['\"@]?(?P<agent>[a-z0-9][a-z0-9._/-]{0,255}?)['\"]? ?[.!]?",
+    r"(?P<never>(?:never|do not|don't) )?(?:(?:delegate|hand ?over|hand ?off)(?: it| this)? to|ask|call) "
+    r"(?:the agent )?['\"@]?(?P<agent>[a-z0-9][a-z0-9._/-]{0,255}?)['\"]? ?[.!]?",
     re.IGNORECASE,
 )
 
