@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,10 +16,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
-from tests.fixtures.nats import NatsServer, free_port
+from tests.fixtures.nats import NatsServer, find_program, free_port
 from tests.marks import requirement
-from tests.system.node import Node, running_node, until
+from tests.system.node import Node, run, running_node, until
 
 KEY = "the-key-of-the-operator"
 HELD = """
@@ -377,3 +380,27 @@ def test_a_mesh_needs_a_name_for_each_node(tmp_path: Path, nats: NatsServer) -> 
     write_node(tmp_path / "nameless", "local", nats, agents="[]\n")
     with ExitStack() as stack, pytest.raises(AssertionError, match="Set `node_id`"):
         start_node(tmp_path / "nameless", stack)
+
+
+def test_the_mesh_of_the_compose_file_is_well_formed(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "compose" / "mesh"
+    environ = {"NATS_NAME": "nats-1", "NATS_PASSWORD": "secret"}
+    checked = subprocess.run(
+        [find_program(), "-t", "-c", str(folder / "nats.conf")],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "is valid" in checked.stdout + checked.stderr
+    nats = "nats://fabric:secret@127.0.0.1:4222"
+    secrets = {"NODE_ID": "node-1", "FABRIC_PSK": KEY, "MESH_KEY": "a-secret-of-the-mesh", "FABRIC_NATS": nats}
+    config = str(folder / "fabric.yaml")
+    done = run("check", "--config", config, home=tmp_path, folder=tmp_path, FABRIC_STORE=f"{nats}/fabric", **secrets)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    for name in ("node-1", "node-2", "node-3"):
+        assert services[name]["environment"].keys() >= {*secrets, "FABRIC_STORE"}
+        assert f"server {name}:8000" in (folder / "nginx.conf").read_text()
+    mounted = [each for service in services.values() for each in service.get("volumes", ()) if each.startswith("./")]
+    assert all((folder / each.partition(":")[0]).is_file() for each in mounted)
