@@ -140,7 +140,7 @@ async def take_all(browser: Any, client: Client, trace_id: str) -> None:
     async def shot(name: str, path: str, *, dark: bool = False, phone: bool = False, act: Any = None) -> None:
         size = ViewportSize(width=390, height=844) if phone else ViewportSize(width=1440, height=900)
         context = await browser.new_context(
-            viewport=size, color_scheme="dark" if dark else "light", device_scale_factor=2 if phone else 1.5,
+            viewport=size, color_scheme="dark" if dark else "light", device_scale_factor=2 if phone else 1.25,
             reduced_motion="reduce",
         )  # fmt: skip
         await context.add_init_script(f"sessionStorage.setItem('fabric.token', '{KEY}')")

@@ -36,7 +36,7 @@ def list_settings(config: Config, secrets: Collection[str] = ()) -> list[Setting
     settings: list[SettingRow] = []
     for name, value in rows:
         shown = _mask(name, value, known)
-        is_default = name in defaults and defaults[name] == value
+        is_default = defaults.get(name) == value  # what an entry of a list leaves out is its default
         settings.append(SettingRow(name=name, value=shown, is_default=is_default, is_masked=shown != value))
     return settings
 

@@ -1,6 +1,6 @@
 // One agent: what it is, what it offers with a form to try it, and how to reach it from elsewhere.
 import { admin, ApiError, call, duration, getToken, go, html, Link, overview, part, plural, say, setQuery, span, stream, text, useEffect, useLive, useRef, useState } from "./lib.js";
-import { Age, Badge, Code, ConfirmButton, Dot, Fault, Fresh, HealthStrip, Icon, Json, Page, Spark, Tabs, Tag, Time, TraceId, useRole } from "./parts.js";
+import { Age, Badge, Code, Command, ConfirmButton, Dot, Fault, Fresh, HealthStrip, Icon, Json, Page, Spark, Tabs, Tag, Time, TraceId, useRole } from "./parts.js";
 import { Growing, initialValue, missing, Questions, SchemaForm } from "./form.js";
 
 export function Agent({ id, query }) {
@@ -21,7 +21,7 @@ export function Agent({ id, query }) {
     <header class="page-head"><div><h1><${Dot} status=${agent.status} />${agent.agent_id}</h1><p class="lead">${text(agent.description) || "No description"}</p></div>
       <div class="page-aside">${off ? null : html`<button type="button" class="button small" disabled=${role !== "operator"} onClick=${probe}><${Icon} name="retry" size=${14} />Check now</button>`}
       ${off ? html`<button type="button" class="button small primary" disabled=${!canSwitch} title=${why} onClick=${() => flip(true)}>Switch on</button>` : html`<${ConfirmButton} danger disabled=${!canSwitch} title=${why} confirm="Really switch off?" onConfirm=${() => flip(false)}>Switch off<//>`}</div></header>
-    ${agent.error ? html`<div class="fault" role="status"><${Icon} name="warn" /><div class="fault-text"><p>${text(agent.error)}</p><p class="fault-facts">${data.live && data.live.since ? html`since <${Age} at=${data.live.since} />` : null} ${data.live && data.live.breaker !== "closed" ? html`<${Badge} state=${data.live.breaker}>breaker ${data.live.breaker}<//>` : null}</p></div></div>` : null}
+    ${agent.error ? html`<div class="fault" role="status"><${Icon} name="warn" /><div class="fault-text"><p>${text(agent.error)}</p><p class="fault-facts">${data.live && data.live.since ? html`<span>for <${Age} at=${data.live.since} /></span>` : null} ${data.live && data.live.breaker !== "closed" ? html`<${Badge} state=${data.live.breaker}>breaker ${data.live.breaker}<//>` : null}</p>${agent.status === "offline" ? html`<${WhatToTry} agent=${agent} path=${data.path} />` : null}</div></div>` : null}
     <${Fresh} live=${live}>
     ${off ? html`<p class="lead">It is switched off in its file: neither listed nor called nor probed.</p>` : html`<div class="agent-columns">
       <aside class="facts"><${Facts} data=${data} /></aside>
@@ -31,6 +31,12 @@ export function Agent({ id, query }) {
       </section>
       <aside class="reach"><${Reach} agent=${agent} capability=${agent.capabilities.find((each) => each.name === query.do) || agent.capabilities[0]} tab=${query.reach || "curl"} /></aside>
     </div>`}<//></div>`;
+}
+
+function WhatToTry({ agent, path }) {
+  const address = agent.endpoint.uri;
+  if (address) return html`<p class="hint">Is it running, and is this its address? Ask it from the node's machine:</p><${Command}>a2a-fabric probe ${address}<//>`;
+  return html`<p class="hint">Its program ended or could not be started. The manifest below has the command; try it by hand, then${path ? html` correct <code>${path.split("/").pop()}</code>:` : ":"}</p><${Command}>a2a-fabric check<//>`;
 }
 
 function Facts({ data }) {
@@ -53,7 +59,7 @@ function Facts({ data }) {
     ["File", data.path ? html`<code class="wrap">${data.path.split("/").pop()}</code>` : null],
   ];
   const failures = checks.filter((check) => check.error).filter((check, place, all) => !place || all[place - 1].error !== check.error).slice(0, 4);
-  return html`<div class="day"><div class="day-head"><h3>Last day</h3><span>${uptime.ratio === null ? "" : `${(uptime.ratio * 100).toFixed(uptime.ratio === 1 ? 0 : 2)} % up`}</span></div><${HealthStrip} checks=${checks} cells=${40} /></div>
+  return html`<div class="day"><div class="day-head"><h3>Last day</h3><span>${uptime.ratio === null ? "" : `${(uptime.ratio * 100).toFixed(uptime.ratio === 1 || uptime.ratio === 0 ? 0 : 2)} % up`}</span></div><${HealthStrip} checks=${checks} cells=${40} /></div>
     <dl>${rows.filter(([, value]) => value).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${failures.length ? html`<h3>Last errors</h3><ul class="last-errors">${failures.map((check) => html`<li><${Time} at=${check.checked_at} /><p>${text(check.error)}</p></li>`)}</ul>` : null}
     ${data.manifest ? html`<details class="folded"><summary><${Icon} name="chevron" size=${12} />Manifest</summary><${Json} value=${data.manifest} /></details>` : null}

@@ -88,7 +88,7 @@ export function Fresh({ live, children, empty = null }) {
 
 export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3><div>${children}</div></div>`;
 
-export const Command = ({ children }) => html`<div class="command"><code>${children}</code><${CopyButton} value=${text(children)} quiet label="Copy command" /></div>`;
+export const Command = ({ children }) => html`<div class="command"><code>${children}</code><${CopyButton} value=${[children].flat().map(text).join("")} quiet label="Copy command" /></div>`;
 
 /** A line for a row: gaps where nothing was measured. */
 export function Spark({ values, width = 96, height = 20 }) {
@@ -117,7 +117,7 @@ export function AreaChart({ values, errors, at, height = 120, unit = "/s", slots
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
-  const most = niceCeiling(Math.max(...values, 0.1));
+  const most = niceCeiling(Math.max(...values, 1));
   const inner = height - 20, step = width / (slots - 1), start = slots - values.length;
   const x = (place) => (start + place) * step, y = (value) => inner - (value / most) * (inner - 8);
   const line = (series) => series.map((value, place) => `${place ? "L" : "M"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`).join("");
