@@ -63,15 +63,11 @@ class Client:
                        "parts": [{"data": {"skill": capability, "arguments": context}}]}  # fmt: skip
             await self.post(f"/agents/{agent_id}/message:send", {"message": message}, token, **{"A2A-Version": "1.0"})
         elif door < 0.6:
-            call = {
-                "name": capability,
-                "arguments": context,
-                "_meta": {"io.modelcontextprotocol/protocolVersion": "2026-07-28"},
-            }
-            await self.post(
-                f"/agents/{agent_id}/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}, token,
-                **{"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28"},
-            )  # fmt: skip
+            call = {"name": capability, "arguments": context, "_meta": MCP_META}
+            headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": MCP_VERSION,
+                       "Mcp-Method": "tools/call", "Mcp-Name": capability}  # fmt: skip
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+            await self.post(f"/agents/{agent_id}/mcp", body, token, **headers)
         else:
             given = {"agent_id": agent_id, "capability": capability, "task": "", "context": context}
             await self.post("/mcp/call", {"name": "fabric.call", "arguments": given}, token)

@@ -13,7 +13,7 @@ import pytest_asyncio
 import yaml
 
 from tests.console.bench import OPERATOR, SECRET, VIEWER, administer, serving
-from tests.fixtures.node import PSK, Node
+from tests.fixtures.node import PSK, Node, eventually
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,7 +27,7 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
 
 READS: dict[str, dict[str, Any]] = {
     "overview": {}, "agents": {}, "agents.live": {"agent_ids": ["louder"]}, "agent": {"agent_id": "louder"}, "jobs": {},
-    "keys": {}, "views": {}, "settings": {}, "log": {}, "messages": {}, "calls": {},
+    "keys": {}, "views": {}, "settings": {}, "messages": {}, "calls": {},
 }  # fmt: skip
 CHANGES: dict[str, dict[str, Any]] = {
     "agent.switch": {"agent_id": "filed", "on": False},
@@ -68,6 +68,27 @@ async def test_a_key_without_a_role_may_neither_read_nor_change_whatever_it_may_
         reply = await administer(node, name, READS.get(name) or CHANGES.get(name) or {}, token=token)
         assert (reply.status, name) == (200 if name == "calls" else 403, name)
     assert (await administer(node, name, token=None)).status == 401
+
+
+async def has_ended(node: Node, job_id: str) -> bool:
+    return bool((await administer(node, "job", {"job_id": job_id, "wait_ms": 5000})).json["result"]["complete"])
+
+
+async def test_contents_are_for_operators_and_viewers_see_how_things_go(node: Node) -> None:
+    secret = "nobody but the caller and the operator"
+    for name in ("shout", "fail"):
+        given = {"agent_id": "louder", "capability": name, "task": "", "context": {"text": secret}, "async": True}
+        job_id = (await node.operation("fabric.call", given))["result"]["job_id"]
+        await eventually(lambda job_id=job_id: has_ended(node, job_id))  # type: ignore[misc]
+        seen = (await administer(node, "job", {"job_id": job_id})).json["result"]
+        assert secret.lower() in json.dumps(seen).lower()
+        hidden = await administer(node, "job", {"job_id": job_id}, token=VIEWER)
+        assert hidden.json["result"]["job"]["state"] == seen["job"]["state"]
+        assert secret.lower() not in hidden.body.decode().lower()
+    assert secret.lower() not in (await administer(node, "jobs", token=VIEWER)).body.decode().lower()
+    assert (await administer(node, "log", token=VIEWER)).status == 403
+    assert (await administer(node, "log")).json["result"]["lines"]
+    assert (await administer(node, "messages", {"conversation_id": "any"}, token=VIEWER)).status == 403
 
 
 async def test_callers_without_a_role_see_only_their_own_calls(node: Node) -> None:

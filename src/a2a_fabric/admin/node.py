@@ -16,8 +16,8 @@ from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.errors import AgentNotFound, FabricError, StoreError
-from a2a_fabric.core.job import Job, JobFilter, JobState, is_final_state
+from a2a_fabric.core.errors import AgentNotFound, FabricError, Forbidden, StoreError
+from a2a_fabric.core.job import Job, JobFilter, JobState, JobSummary, is_final_state
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.message import Message, inbox_name
 from a2a_fabric.core.policy import acts_as_operator, redact_health_reason
@@ -170,12 +170,13 @@ class Node:
         await self.reload_file(path)
 
     async def list_jobs(
-        self, states: Sequence[JobState], agent_id: str | None, cursor: str | None, limit: int
+        self, reader: Principal, states: Sequence[JobState], agent_id: str | None, cursor: str | None, limit: int
     ) -> dict[str, Any]:
         query = JobFilter(agent_id=agent_id, states=tuple(states) or None)
         page = await self.jobs.list_internal(query, cursor=cursor, limit=limit)
         status = await call_store(self.store.status)
-        jobs = [{**render_job(job), "owner": job.owner, "internal": job.meta.get("kind")} for job in page.jobs]
+        render = render_job if acts_as_operator(reader) else _render_without_contents
+        jobs = [{**render(job), "owner": job.owner, "internal": job.meta.get("kind")} for job in page.jobs]
         return {"jobs": jobs, "cursor": page.cursor, "counts": status.jobs}
 
     async def show_job(self, reader: Principal, job_id: str, after: int, wait: float) -> dict[str, Any]:
@@ -187,13 +188,19 @@ class Node:
                 await handle.wait(wait)
             job = await self.jobs.get_any(job_id)
             page = await call_store(self.store.jobs.events, job_id, after=after)
+        is_private = not acts_as_operator(reader)  # contents are the caller's: viewers see how it goes
         events = [
-            {"number": each.number, "at": each.at, "event": each.event.kind, "data": each.event.data}
+            {
+                "number": each.number,
+                "at": each.at,
+                "event": each.event.kind,
+                "data": {key: value for key, value in each.event.data.items() if not is_private or key in _OPEN_FIELDS},
+            }
             for each in page.events
         ]
-        result = None if job.result is None else {"data": job.result.data, "parts": job.result.parts}
+        details = {**_hide_contents(render_job(job)), "private": True} if is_private else _render_whole_job(job)
         return {
-            "job": {**render_job(job), **render_request(job), "owner": job.owner, "result": result},
+            "job": {**details, "owner": job.owner},
             "events": events,
             "upto": page.upto,
             "complete": page.is_complete,
@@ -228,9 +235,12 @@ class Node:
                           "tool_count": tools})  # fmt: skip
         return {"views": views}
 
-    async def show_messages(self, conversation_id: str | None, inbox: str | None) -> dict[str, Any]:
-        messages = self.store.messages
+    async def show_messages(self, reader: Principal, conversation_id: str | None, inbox: str | None) -> dict[str, Any]:
+        """What people and agents wrote is for operators."""
+        messages, is_operator = self.store.messages, acts_as_operator(reader)
         if conversation_id is not None:
+            if not is_operator:
+                raise Forbidden("Viewers see that there are conversations, but only operators read them")
             page = await call_store(messages.read_conversation, conversation_id, limit=200)
             return {"conversation_id": conversation_id, "messages": [_render_message(each) for each in page]}
         if inbox is not None:
@@ -243,10 +253,10 @@ class Node:
         return {
             "topics": [{"topic": name, "subscribers": count} for name, count in topics],
             "inboxes": busy,
-            "conversations": await self._list_conversations(),
+            "conversations": await self._list_conversations(with_text=is_operator),
         }
 
-    async def _list_conversations(self) -> list[dict[str, Any]]:
+    async def _list_conversations(self, *, with_text: bool) -> list[dict[str, Any]]:
         """Those of the latest deliveries, newest first: each delivery of a message is a job."""
         page = await self.jobs.list_internal(JobFilter(), limit=_RECENT_JOBS)
         found: dict[str, dict[str, Any]] = {}
@@ -261,7 +271,7 @@ class Node:
                     "conversation_id": message.conversation_id,
                     "agent_id": job.agent_id,
                     "from": message.sender.id,
-                    "text": words[:200],
+                    "text": words[:200] if with_text else "",
                     "at": message.sent_at,
                 }
         return list(found.values())
@@ -370,6 +380,26 @@ def _render_message(message: Message) -> dict[str, Any]:
         "reply_to": message.reply_to,
         "parts": [msgspec.to_builtins(part) for part in message.parts],
     }
+
+
+_OPEN_FIELDS = ("status", "percent")  # of a job's event
+
+
+def _render_whole_job(job: Job) -> dict[str, Any]:
+    result = None if job.result is None else {"data": job.result.data, "parts": job.result.parts}
+    return {**render_job(job), **render_request(job), "result": result}
+
+
+def _render_without_contents(job: JobSummary) -> dict[str, Any]:
+    return _hide_contents(render_job(job))
+
+
+def _hide_contents(view: dict[str, Any]) -> dict[str, Any]:
+    """Without questions, keys and addresses of the job's caller; of an error only the code."""
+    kept = {key: value for key, value in view.items() if key not in ("input_required", "idempotency_key", "webhook")}
+    if "error" in kept:
+        kept["error"] = {"code": kept["error"]["code"], "message": "Operators see why", "details": {}}
+    return kept
 
 
 def _act_as_owner(job: Job) -> Principal:

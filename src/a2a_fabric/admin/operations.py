@@ -2,7 +2,7 @@
 
 They are no tools: no model is shown them. Each handler first checks the caller's role (`core.policy`), so a viewer that
 sends an operator's request by hand is refused with 403. Viewers see every agent, call and job, but addresses, reasons
-and private metadata as any caller sees them."""
+and private metadata as any caller sees them, and neither the log nor what callers and agents said to each other."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class AdminOperations:
             self._operate("agent.probe", "Probe an agent now, instead of at the next interval.", AgentArguments,
                           lambda arguments, _: node.probe(arguments.agent_id)),
             self._view("jobs", "List the jobs of all callers, newest first.", JobsArguments,
-                       lambda arguments, _: node.list_jobs(arguments.states, arguments.agent_id, arguments.cursor,
-                                                           arguments.limit)),
+                       lambda arguments, reader: node.list_jobs(reader, arguments.states, arguments.agent_id,
+                                                                arguments.cursor, arguments.limit)),
             self._view("job", "Show one job of any caller, and its events.", JobEventsArguments,
                        lambda arguments, reader: node.show_job(reader, arguments.job_id, arguments.after,
                                                                arguments.wait_ms / 1000)),
@@ -170,9 +170,11 @@ class AdminOperations:
             self._view("views", "List the views, and what each includes.", NoArguments,
                        lambda _, __: node.list_views()),
             self._view("settings", "Show the settings as loaded, with secrets masked.", NoArguments, self._settings),
-            self._view("log", "Read the newest lines of the log, and wait for more.", LogArguments, self._log),
+            self._make("log", "Read the newest lines of the log, and wait for more.", LogArguments, self._log,
+                       "operator", read_only=True),
             self._view("messages", "Show topics and inboxes, or one conversation.", MessagesArguments,
-                       lambda arguments, _: node.show_messages(arguments.conversation_id, arguments.inbox)),
+                       lambda arguments, reader: node.show_messages(reader, arguments.conversation_id,
+                                                                    arguments.inbox)),
         ]  # fmt: skip
 
     def _view(self, name: str, description: str, arguments: type[Any], handler: Handler) -> Operation[Any]:
@@ -182,7 +184,14 @@ class AdminOperations:
         return self._make(name, description, arguments, handler, "operator")
 
     def _make(
-        self, name: str, description: str, arguments_type: type[Any], handler: Handler, role: ConsoleRole
+        self,
+        name: str,
+        description: str,
+        arguments_type: type[Any],
+        handler: Handler,
+        role: ConsoleRole,
+        *,
+        read_only: bool = False,
     ) -> Operation[Any]:
         async def handle(arguments: Any, request: OperationRequest, emit: Emit) -> Result:
             check_console_role(request.principal, role)

@@ -76,11 +76,13 @@ export function Job({ id }) {
     <${Fresh} live=${live}>
       ${progress && !ENDED.has(job.state) ? html`<div class="progress tall"><i style=${{ width: `${Math.min(100, Math.max(0, Number(progress.data.percent) || 0))}%` }}></i></div><p class="hint">${text(progress.data.message)}</p>` : null}
       ${job.error ? html`<${Fault} error=${{ message: job.error.message, code: job.error.code, traceId: job.trace_id }} />` : null}
-      ${questions ? (isOperator ? html`<${Questions} questions=${questions} busy=${busy} onAnswer=${async (answers) => { if (await act("job.answer", { answers })) say("Answered"); }} />` : html`<p class="hint">It waits for an answer. Viewers may not answer.</p>`) : null}
+      ${questions ? (isOperator ? html`<${Questions} questions=${questions} busy=${busy} onAnswer=${async (answers) => { if (await act("job.answer", { answers })) say("Answered"); }} />` : null) : null}
+      ${job.state === "input_required" && !questions ? html`<p class="hint">It waits for an answer, which only operators can give.</p>` : null}
       <div class="two job-two"><section class="block"><header><h2>Events</h2><span class="faint">${events.length}</span></header>
         ${steps.length ? html`<ol class="steps">${steps.slice(-200).map((event) => html`<li key=${event.number}><span class="mono faint">${event.number}</span><${Time} at=${event.at} clockOnly /><b>${event.event}</b><span>${describeEvent(event)}</span></li>`)}</ol>` : html`<p class="hint">None yet.</p>`}
         ${output ? html`<pre class="stream">${output}</pre>` : null}</section>
       <section class="block"><header><h2>${job.result ? "Result" : "Request"}</h2></header>
+        ${job.private ? html`<p class="hint">What the caller asked and the agent answered is for operators.</p>` : null}
         ${job.result ? html`<${Json} value=${job.result.data} max />` : null}
         ${job.task ? html`<h3>Task</h3><pre class="stream">${text(job.task)}</pre>` : null}${job.context ? html`<h3>Arguments</h3><${Json} value=${job.context} max />` : null}
         <dl class="plain"><div><dt>Priority</dt><dd>${job.priority}</dd></div><div><dt>Attempts</dt><dd>${job.attempt}</dd></div>${job.expires_at ? html`<div><dt>Expires</dt><dd><${Time} at=${job.expires_at} /></dd></div>` : null}${job.idempotency_key ? html`<div><dt>Key</dt><dd><code>${text(job.idempotency_key)}</code></dd></div>` : null}</dl></section></div>
