@@ -16,7 +16,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import Forbidden, StoreUnavailable
 from a2a_fabric.core.propagation import new_id, new_trace
 from a2a_fabric.core.spans import StoredCall
-from tests.fixtures.node import Node, eventually, running
+from tests.fixtures.node import PSK, Node, eventually, running
 from tests.marks import requirement
 
 KEYS: list[dict[str, Any]] = [
@@ -293,3 +293,13 @@ async def test_calls_go_on_while_the_store_of_the_history_is_away() -> None:
         assert await list_calls(node) == []
         away.is_away = False
         assert len(await list_calls(node)) == 1
+
+
+async def test_a_call_says_by_which_transport_of_its_door_it_came(node: Node) -> None:
+    headers = {"Authorization": f"Bearer {PSK}"}
+    async with node.client.ws_connect(f"{node.url}/mcp/call", headers=headers) as socket:
+        arguments = {"agent_id": "percy", "capability": "reason", "task": "x"}
+        await socket.send_json({"id": "1", "name": "fabric.call", "arguments": arguments})
+        reply = await socket.receive_json(timeout=20)
+    (call,) = await list_calls(node, trace_id=reply["trace"]["trace_id"])
+    assert (call["door"], call["protocol"]) == ("fabric", "fabric+websocket")

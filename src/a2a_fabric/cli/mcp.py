@@ -38,6 +38,7 @@ from a2a_fabric.core.propagation import (
     trace_from_traceparent,
     traceparent_to_headers,
 )
+from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.mcp import McpDoor
 from a2a_fabric.doors.mcp.request import McpConnectionContext
@@ -204,6 +205,7 @@ async def _serve_own_node(
         server = await door.servers.get_gateway_server()
         channel.drain_seconds = node.config.limits.drain_seconds
         trace = trace_from_traceparent(traceparent) if traceparent else None
+        current_origin.set(CallOrigin(door="mcp", protocol="mcp+stdio"))
         user = node.narrow_to_view(Principal(mode="none", principal_id="stdio", trust="local"), view)
         await server.run_text_session(aiter(channel), channel.write, McpConnectionContext(user, trace, chain))
 

@@ -119,7 +119,8 @@ def _describe(span: dict[str, Any]) -> list[str]:
     elif span["kind"] == "attempt":
         details.append(str(attributes.get("fabric.reason", "")))
     elif span["kind"] in ("job", "message"):
-        details.append(f"{attributes.get('fabric.state')}, {attributes.get('fabric.runs')} runs")
+        runs = attributes.get("fabric.runs")
+        details.append(f"{attributes.get('fabric.state')}, {runs} run{'' if runs == 1 else 's'}")
     if "error.type" in attributes and span["kind"] != "runtime":
         ran = ", may have run" if attributes.get("fabric.may_have_run") else ""
         details.append(clip_text(f"{attributes['error.type']}{ran}: {attributes.get('error.message', '')}", 300))

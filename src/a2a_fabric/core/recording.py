@@ -40,6 +40,12 @@ UNKNOWN_ORIGIN = CallOrigin()
 current_origin: ContextVar[CallOrigin] = ContextVar("current_origin", default=UNKNOWN_ORIGIN)
 
 
+def note_transport(transport: str) -> None:
+    """Of a door with several: which one the current request or connection uses."""
+    door = current_origin.get().door
+    current_origin.set(CallOrigin(door=door, protocol=f"{door}+{transport}"))
+
+
 class AttemptRecording:
     """One agent that was asked. Times are those of `time.perf_counter`."""
 

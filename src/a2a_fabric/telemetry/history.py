@@ -66,6 +66,8 @@ class CallHistory:
         self._unwritten: list[StoredCall] = []
         self._has_written = asyncio.Event()  # replaced with each batch
         self._turn = asyncio.Lock()
+        self._turns: float = self._size
+        self._turns_at = time.monotonic()
         self._retry_at = 0.0
         self._task: asyncio.Future[tuple[None, None]] | None = None
 
@@ -113,13 +115,15 @@ class CallHistory:
         """Write what waits, as far as the store takes it."""
         if self._task is not None:
             await cancel_and_wait(self._task)
-        self._retry_at = 0.0
-        await self.flush()
+        await self._encode_some(len(self._buffer))
+        await self._write()
 
     async def flush(self) -> None:
-        """Write what waits now. Never raises a FabricError: while the store is away, records wait."""
-        while self._buffer:
-            await self._encode_some(len(self._buffer))
+        """Write what waits now. Never raises a FabricError: while the store is away, records wait.
+
+        Readers call it, so it keeps to `calls_per_second` as well: on a busy node the newest calls come a little later.
+        """
+        await self._encode_some(self._take_turns())
         await self._write()
 
     def stop(self) -> None:
@@ -148,16 +152,24 @@ class CallHistory:
                 await self._has_written.wait()
 
     async def _write_forever(self) -> None:
-        a_tick = max(1, int(self._settings.calls_per_second * _WRITE_EVERY))
         while True:
             await asyncio.sleep(_WRITE_EVERY)
             try:
                 if self._buffer:
-                    await self._encode_some(a_tick)
+                    await self._encode_some(self._take_turns())
                 if self._unwritten and time.monotonic() >= self._retry_at:
                     await self._write()
             except Exception:
                 _log.exception("writing the call history failed; it goes on")
+
+    def _take_turns(self) -> int:
+        """How many recordings may be encoded now, so that there are `calls_per_second` over a few seconds."""
+        now = time.monotonic()
+        self._turns = min(self._size, self._turns + (now - self._turns_at) * self._settings.calls_per_second)
+        self._turns_at = now
+        count = min(len(self._buffer), int(self._turns))
+        self._turns -= count
+        return count
 
     async def _encode_some(self, most: int) -> None:
         """Make records of the oldest recordings, a few at a time, so that calls go on in between."""

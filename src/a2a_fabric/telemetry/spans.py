@@ -228,10 +228,12 @@ def _describe_operation(runtime: str | None, agent_id: str, capability: str) -> 
 
 
 def _describe_protocol(protocol: str) -> dict[str, Any]:
-    if protocol.startswith("mcp"):
-        return {"mcp.method.name": _MCP_METHOD, "rpc.system": "jsonrpc"}
-    system = _RPC_SYSTEMS.get(protocol)
-    return {} if system is None else {"rpc.system": system}
+    name, _, transport = protocol.partition("+")
+    attributes = {} if not transport else {"network.protocol.name": transport}
+    if name == "mcp":
+        return {"mcp.method.name": _MCP_METHOD, "rpc.system": "jsonrpc", **attributes}
+    system = _RPC_SYSTEMS.get(transport) or _RPC_SYSTEMS.get(name)
+    return attributes if system is None else {"rpc.system": system, **attributes}
 
 
 def _status_of_call(status: str) -> SpanStatus:

@@ -38,6 +38,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.propagation import current_trace, new_trace
+from a2a_fabric.core.recording import note_transport
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
 from a2a_fabric.doors.a2a.grpc_tls import GrpcListener
 from a2a_fabric.doors.a2a.operations import A2ADoorState
@@ -359,6 +360,7 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
         try:
             head.peer = self._read_peer(context)
             request_context = self._state.build_context({}, head, agent_id, trace)
+            note_transport("grpc")
             if (version := head.get(VERSION_HEADER)) is not None:
                 parse_version(version, self._state.versions)
         except FabricError as error:

@@ -18,6 +18,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
 from a2a_fabric.core.limits import is_too_deep
 from a2a_fabric.core.propagation import MaybeChain, Trace, current_trace, new_trace
+from a2a_fabric.core.recording import note_transport
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
@@ -52,6 +53,7 @@ class FabricWebSocketEndpoint:
         head = head_from_scope(scope)
         try:
             principal, delegation_chain = self._context.identify(head.credentials), head.delegation_chain
+            note_transport("websocket")
             self._context.acquire_stream(principal.principal_id)
         except FabricError as error:
             trace, status = head.trace or new_trace(), find_envelope_status(error)
@@ -132,6 +134,7 @@ class _Connection:
         try:
             await self._context.verify_credentials(self._credentials)
             self._principal = self._context.identify(self._credentials)
+            note_transport("websocket")
         except FabricError as error:
             return error
         return None

@@ -14,6 +14,7 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.propagation import new_trace, trace_from_traceparent
+from a2a_fabric.core.recording import note_transport
 from a2a_fabric.core.result import Questions
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
@@ -433,6 +434,7 @@ class McpWebSocketEndpoint:
         head = head_from_scope(scope)
         try:
             principal, chain = self._context.identify(head.credentials), head.delegation_chain
+            note_transport("websocket")
             self._context.acquire_stream(principal.principal_id)
         except FabricError as error:
             trace, status = head.trace or new_trace(), http_status_of(error)
