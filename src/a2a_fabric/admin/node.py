@@ -16,7 +16,7 @@ from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.errors import AgentNotFound, FabricError, Forbidden, StoreError
+from a2a_fabric.core.errors import AgentNotFound, Conflict, Forbidden, StoreError
 from a2a_fabric.core.job import Job, JobFilter, JobState, JobSummary, is_final_state
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.message import Message, inbox_name
@@ -37,6 +37,7 @@ from a2a_fabric.version import __version__
 
 _STORE_TIMEOUT = 3.0
 _MAX_PROBLEMS = 50
+_SPARE = 1000  # agents that are gone, and whose last change is still known
 _MAX_CHECKS = 2000
 _RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
 
@@ -82,6 +83,9 @@ class Node:
 
     def record_status(self, agent_id: str, status: str) -> None:
         """Called at every change of an agent's status."""
+        catalog = self.gateway.registry.catalog
+        if len(self._since) > 2 * len(catalog.agents) + _SPARE:  # agents come and go
+            self._since = {name: value for name, value in self._since.items() if catalog.get(name) is not None}
         self._since[agent_id] = status, time.time()
 
     async def show_overview(self, reader: Principal) -> dict[str, Any]:
@@ -403,8 +407,8 @@ def _hide_contents(view: dict[str, Any]) -> dict[str, Any]:
 
 
 def _act_as_owner(job: Job) -> Principal:
-    """The caller whose job it is: what the operator does is done for it, within its rights. Raises FabricError."""
+    """The caller whose job it is: what the operator does is done for it, within its rights. Raises Conflict."""
     principal = job.call.auth
     if owner_from_principal(principal) != job.owner:
-        raise FabricError(f"Job '{job.job_id}' cannot be changed: its caller is not known any more")
+        raise Conflict(f"Job '{job.job_id}' cannot be changed: its caller is not known any more")
     return principal

@@ -1,7 +1,7 @@
 // One agent: what it is, what it offers with a form to try it, and how to reach it from elsewhere.
-import { admin, ApiError, call, duration, getToken, go, html, Link, overview, part, plural, say, setQuery, span, stream, text, useEffect, useLive, useRef, useState } from "./lib.js";
-import { Age, Badge, Code, Command, ConfirmButton, Dot, Fault, Fresh, HealthStrip, Icon, Json, Page, Spark, Tabs, Tag, Time, TraceId, useRole } from "./parts.js";
-import { Growing, initialValue, missing, Questions, SchemaForm } from "./form.js";
+import { admin, call, duration, getToken, html, Link, overview, part, plural, say, setQuery, span, stream, text, useEffect, useLive, useRef, useState } from "./lib.js";
+import { Age, Badge, Code, Command, ConfirmButton, Dot, Fault, Fresh, HealthStrip, Icon, Json, Spark, Tabs, Tag, Time, TraceId, useRole } from "./parts.js";
+import { initialValue, missing, Questions, SchemaForm } from "./form.js";
 
 export function Agent({ id, query }) {
   const live = useLive((signal) => admin("agent", { agent_id: id }, { signal }), [id], 4000);

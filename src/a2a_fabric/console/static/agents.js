@@ -1,5 +1,5 @@
 // All agents, as a list that stays quick with thousands.
-import { admin, age, count, duration, go, html, Link, overview, part, plural, say, setQuery, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
+import { admin, age, count, duration, go, html, Link, overview, part, plural, say, setQuery, text, useLive, useMemo, useRef, useState } from "./lib.js";
 import { Badge, Code, Command, Dialog, Dot, Empty, Fault, Fresh, Icon, Page, SearchBox, Select, Spark, Tabs, Tag, useRowKeys, useRole, VirtualRows } from "./parts.js";
 
 const STATUSES = ["online", "degraded", "offline", "unknown", "off"];

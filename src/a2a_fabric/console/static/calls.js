@@ -1,6 +1,6 @@
 // Every call as it happens; one call as a tree over attempts, nodes, protocols and jobs.
-import { admin, clock, count, duration, go, html, Link, overview, part, plural, setQuery, short, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
-import { Age, Badge, Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json, Page, SearchBox, Select, Tabs, Tag, Time, TraceId, useRowKeys, VirtualRows } from "./parts.js";
+import { admin, clock, duration, go, html, Link, overview, part, plural, setQuery, short, text, useEffect, useLive, useMemo, useState } from "./lib.js";
+import { Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json, Page, SearchBox, Select, Tabs, Tag, Time, TraceId, useRowKeys, VirtualRows } from "./parts.js";
 import { snippets } from "./agent.js";
 
 const MOST_ROWS = 2000;

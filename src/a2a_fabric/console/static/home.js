@@ -1,6 +1,6 @@
 // The node at a glance: what it does now, and what needs somebody.
-import { admin, bytes, call, count, duration, html, Link, overview, part, plural, span, text, useLive } from "./lib.js";
-import { Age, AreaChart, Badge, Command, CopyButton, Dot, Empty, Icon, Page, Time } from "./parts.js";
+import { bytes, count, duration, html, Link, overview, part, plural, span, text, useLive } from "./lib.js";
+import { AreaChart, Command, Dot, Empty, Icon, Page } from "./parts.js";
 import { CallLine, listCalls } from "./calls.js";
 
 const ORDER = ["online", "degraded", "offline", "unknown", "off"];

@@ -1,6 +1,6 @@
 // Jobs of all callers: how far each is, its events as they come, and what an operator can do about it.
-import { admin, age, duration, go, html, Link, part, say, setQuery, short, text, useEffect, useLive, useMemo, useState } from "./lib.js";
-import { Age, Badge, Command, ConfirmButton, CopyButton, Empty, Fault, Fresh, Icon, Json, Page, Tabs, Time, TraceId, useRole, useRowKeys, VirtualRows } from "./parts.js";
+import { admin, duration, go, html, Link, part, say, setQuery, short, text, useEffect, useLive, useMemo, useState } from "./lib.js";
+import { Badge, Command, ConfirmButton, Empty, Fault, Fresh, Icon, Json, Page, Tabs, Time, TraceId, useRole, useRowKeys, VirtualRows } from "./parts.js";
 import { Questions } from "./form.js";
 import { describeEvent } from "./agent.js";
 

@@ -1,6 +1,6 @@
 // Conversations, inboxes and topics.
 import { admin, go, html, Link, part, plural, text, useLive, useState } from "./lib.js";
-import { Command, Empty, Fault, Fresh, Icon, Json, Page, Time } from "./parts.js";
+import { Command, Empty, Fresh, Icon, Json, Page, Time } from "./parts.js";
 
 export function Messages({ id }) {
   return id ? html`<${Conversation} key=${id} id=${id} />` : html`<${Inboxes} />`;

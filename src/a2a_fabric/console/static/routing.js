@@ -1,6 +1,6 @@
 // Type words, see which agent would answer, and why.
-import { call, go, html, Link, part, setQuery, text, useEffect, useLive, useState } from "./lib.js";
-import { Empty, Fault, Fresh, Icon, Page } from "./parts.js";
+import { call, html, Link, part, setQuery, text, useEffect, useLive, useState } from "./lib.js";
+import { Fault, Icon, Page } from "./parts.js";
 import { Growing } from "./form.js";
 
 const EXAMPLES = ["count the words of this sentence", "what is 12 * 7 + 16", "convert 3 miles to km"];

@@ -1,6 +1,6 @@
 // The settings as loaded, with secrets masked, and the newest lines of the log.
-import { admin, clock, html, Link, overview, part, setQuery, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
-import { Badge, Empty, Fresh, Icon, Json, Page, SearchBox, Select, Tabs, Tag, TraceId, VirtualRows } from "./parts.js";
+import { admin, clock, html, Link, part, setQuery, text, useLive, useMemo, useState } from "./lib.js";
+import { Empty, Fresh, Icon, Page, SearchBox, Tabs, Tag, VirtualRows } from "./parts.js";
 
 export function Settings({ query }) {
   const live = useLive((signal) => admin("settings", {}, { signal }), []);
