@@ -173,6 +173,10 @@ def make_server() -> MCPServer[Any]:
     def note() -> str:
         return f"the key is {KEY}"
 
+    @server.prompt()
+    def refuse() -> str:
+        raise MCPError(-32000, f"no prompt with {KEY}")
+
     @server.tool()
     def nothing() -> str:
         return "nothing"
@@ -194,13 +198,18 @@ async def test_prompts_and_resources_pass_the_guards(mode: str) -> None:
                 await node.fabric.registry.unasked.wait()
             for path in ("/mcp", "/agents/shelf/mcp"):
                 async with client(node, mode, path=path) as connected:
-                    [prompt] = (await connected.list_prompts()).prompts
+                    prompt, refusing = sorted(
+                        (await connected.list_prompts()).prompts, key=lambda each: "refuse" in each.name
+                    )
                     answered = await connected.get_prompt(prompt.name, {"text": TOKEN})
                     assert "[redacted GitHub token] and [redacted AWS key]" in str(answered)
                     [uri] = [each.uri for each in (await connected.list_resources()).resources if "secret" in each.uri]
                     read = await connected.read_resource(uri)
                     assert "the key is [redacted AWS key]" in str(read)
                     assert KEY not in str(answered) + str(read)
+                    with pytest.raises(MCPError) as failed:
+                        await connected.get_prompt(refusing.name)
+                    assert "[redacted AWS key]" in str(failed.value)
     seen = {(each.phase, each.agent_id, each.capability) for each in own_guards.SEEN}
     methods = ("prompts/get", "resources/read")
     assert {(phase, "shelf", method) for phase in ("arguments", "result") for method in methods} <= seen
@@ -214,7 +223,7 @@ async def test_a_refused_prompt_is_not_asked_for() -> None:
             async with asyncio.timeout(WAIT_TIMEOUT):
                 await node.fabric.registry.unasked.wait()
             async with client(node, "2026-07-28") as connected:
-                [prompt] = (await connected.list_prompts()).prompts
+                prompt = min((await connected.list_prompts()).prompts, key=lambda each: "refuse" in each.name)
                 with pytest.raises(MCPError, match="refused by guard 'g'"):
                     await connected.get_prompt(prompt.name, {"text": TOKEN})
                 with pytest.raises(MCPError, match="withheld by guard 'g'"):

@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Emit
-from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.errors import AgentError, FabricError, Forbidden
 from a2a_fabric.core.result import Event
 from a2a_fabric.core.view import compile_patterns
 
@@ -207,3 +207,17 @@ def guard_events(
         await emit(event)
 
     return forward
+
+
+async def guard_error(guards: Sequence[ActiveGuard], subject: GuardSubject, error: FabricError) -> None:
+    """The text of an agent's error is an answer, too; it is changed in place. Raises Forbidden if one refuses it."""
+    if not isinstance(error, AgentError) and not error.is_answer:
+        return
+    payload = {"error": error.message, "details": error.details}
+    checked = await run_guards(guards, subject, "result", payload)
+    if checked.payload is None:
+        return
+    message, details = checked.payload.get("error"), checked.payload.get("details", {})
+    if not isinstance(message, str) or not isinstance(details, dict):
+        raise guards[-1].refuse("result", "what it returned is not an error") from error
+    error.message, error.details, error.private, error.args = message, details, None, (message,)

@@ -7,7 +7,6 @@ whole answer, is checked and sent. Other events carry whole messages and are che
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,8 +14,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Attachment, Call, Emit, Handler, Step, add_notes
-from a2a_fabric.core.errors import AgentError, FabricError
-from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSubject, Phase, guard_events, run_guards
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSubject, Phase, guard_error, guard_events, run_guards
 from a2a_fabric.core.result import Answers, OriginalMessage, Part, Questions, Result
 
 _MaybeOriginal = OriginalMessage | msgspec.UnsetType
@@ -40,11 +39,6 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     original: _Content = UNSET
 
 
-class _Failure(msgspec.Struct, frozen=True, kw_only=True):
-    error: str
-    details: dict[str, Any] = {}
-
-
 def guard_calls(guards: Guards) -> Step:
     def step(inner: Handler) -> Handler:
         async def handle(call: Call, emit: Emit) -> Result:
@@ -61,7 +55,7 @@ def guard_calls(guards: Guards) -> Step:
             try:
                 result = await inner(call, guard_events(after, subject, emit))
             except FabricError as error:
-                await _check_error(after, subject, error)
+                await guard_error(after, subject, error)
                 raise
             reply = await run_guards(after, subject, "result", read_result(result))
             if reply.payload is not None:
@@ -75,19 +69,6 @@ def guard_calls(guards: Guards) -> Step:
 
 def _describe(call: Call) -> GuardSubject:
     return GuardSubject(call.target.agent_id, call.target.capability, call.auth.principal_id, call.trace.trace_id)
-
-
-async def _check_error(guards: Sequence[ActiveGuard], subject: GuardSubject, error: FabricError) -> None:
-    """The text of an agent's error is an answer, too; it is changed in place. Raises Forbidden if one refuses it."""
-    if not isinstance(error, AgentError) and not error.is_answer:
-        return
-    failure = _Failure(error=error.message, details=error.details)
-    checked = await run_guards(guards, subject, "result", msgspec.to_builtins(failure))
-    if checked.payload is None:
-        return
-    changed = _convert(guards[-1], "result", checked.payload, _Failure)
-    error.message, error.details, error.private = changed.error, changed.details, None
-    error.args = (changed.error,)
 
 
 def read_arguments(call: Call) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Emit
-from a2a_fabric.core.guards import Guards, GuardSubject, guard_events
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.guards import Guards, GuardSubject, guard_error, guard_events
 from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceListing, PromptResourceProvider, PromptResourceQuery
 
 
@@ -36,7 +37,11 @@ class GuardedProvider:
         after = self._guards.select((self._agent_id,), "result")
         if emit is not None and after:
             emit = guard_events(after, subject, emit)
-        answer = await self._provider.ask(replace(query, params=params), emit)
+        try:
+            answer = await self._provider.ask(replace(query, params=params), emit)
+        except FabricError as error:
+            await guard_error(after, subject, error)
+            raise
         return (await self._guards.check_object(subject, "result", "data", answer))[0]
 
     async def subscribe(
