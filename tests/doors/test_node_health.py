@@ -75,9 +75,6 @@ async def test_no_page_says_ok_while_postgresql_is_down(postgres: Server) -> Non
         assert (page["status"], page["checks"]["database"]) == ("degraded", "down")
         assert (await read(node, "/livez"))[0] == 200
         assert (await node.ask("percy", "reason", "hello"))["ok"]  # a plain call needs no store
-        node.fabric.telemetry.log.flush()
-        outage = [line for line in node.log.getvalue().splitlines() if "The store did not answer" in line]
-        assert len(outage) == 1, outage
         await asyncio.to_thread(postgres.start)
         await eventually(node, "/readyz", lambda status, _: status == 200)
         assert (await read(node, "/health"))[1]["status"] == "ok"

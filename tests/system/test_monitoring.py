@@ -88,7 +88,7 @@ def test_promtool_is_content_with_the_rules_and_the_configuration(tmp_path: Path
     (tmp_path / "key").write_text("k")
     (tmp_path / "prometheus.yml").write_text(text.replace("/run/secrets/fabric_metrics_key", "key"))
     (tmp_path / RULES.name).write_text(RULES.read_text())
-    words = [promtool, "check", "config", tmp_path / "prometheus.yml"]
+    words = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(words, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -45,7 +45,7 @@ def tool(folder: Path, name: str) -> Path:
     if found := shutil.which(name):
         return Path(found)
     run(sys.executable, "-m", "venv", folder / "tools", cwd=folder)
-    words = [folder / "tools/bin/python", "-m", "pip", "install", "--quiet", name]
+    words: list[str | Path] = [folder / "tools/bin/python", "-m", "pip", "install", "--quiet", name]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if done.returncode != 0:
         pytest.skip(f"needs {name}: pip install {name}")
@@ -74,7 +74,17 @@ def test_pipx_installs_the_wheel(wheel: Path, tmp_path: Path) -> None:
 def test_uvx_runs_the_wheel(wheel: Path, tmp_path: Path) -> None:
     uv = tool(tmp_path, "uv")
     places = {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_TOOL_DIR": str(tmp_path / "uv")}
-    words = [uv, "tool", "run", "--python", sys.executable, "--from", str(wheel), "a2a-fabric", "version"]
+    words: list[str | Path] = [
+        uv,
+        "tool",
+        "run",
+        "--python",
+        sys.executable,
+        "--from",
+        str(wheel),
+        "a2a-fabric",
+        "version",
+    ]
     assert __version__ in run(*words, cwd=tmp_path, **places)
 
 
@@ -83,7 +93,7 @@ def test_the_bill_of_materials_names_every_locked_package_with_its_hashes(tmp_pa
     """With the words of scripts/release."""
     run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     lock = ROOT / "requirements" / "release.lock"
-    pip = [tmp_path / "env/bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip: list[str | Path] = [tmp_path / "env/bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
     run(*pip, "--require-hashes", "-r", lock, cwd=tmp_path)
     (line,) = re.findall(r'cyclonedx-py" (.*?)requirements/image\.lock', (ROOT / "scripts/release").read_text(), re.S)
     words = [word for word in line.replace("\\\n", " ").split() if word]
