@@ -67,8 +67,7 @@ def render_agent(
     details["capabilities"] = [render_capability(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
     details["pool"] = manifest.pool
-    metadata = {key: value for key, value in manifest.metadata.items() if key != TERMS_KEY}
-    details["metadata"] = redact_metadata(metadata, principal)
+    details["metadata"] = render_metadata(manifest, principal)
     for name in ("dependencies", "coordination", "observability"):
         if (block := getattr(manifest, name)) is not None:
             details[name] = msgspec.to_builtins(block)
@@ -91,6 +90,11 @@ def render_agent(
         "error": redact_health_reason(health, principal),
     }
     return details
+
+
+def render_metadata(manifest: Manifest, principal: Principal) -> dict[str, Any]:
+    metadata = {key: value for key, value in manifest.metadata.items() if key != TERMS_KEY}
+    return redact_metadata(metadata, principal)
 
 
 def flag_changed_tools(details: dict[str, Any], report: AgentToolReport) -> None:

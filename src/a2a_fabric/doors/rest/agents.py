@@ -26,7 +26,7 @@ from a2a_fabric.doors.rest.http import (
     page_endpoint,
 )
 from a2a_fabric.operations.pages import MAX_ITEMS
-from a2a_fabric.operations.views import render_agent
+from a2a_fabric.operations.views import render_metadata
 from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
 
@@ -84,7 +84,7 @@ class RestAgents:
             capabilities=tuple(capability.name for capability in manifest.capabilities),
             endpoint=f"{context.base_url}/v1/agents/{quote(manifest.agent_id, safe='')}",
             auth=self.auth,
-            metadata={**details, **render_agent(manifest, health, context.principal)["metadata"]},
+            metadata={**details, **render_metadata(manifest, context.principal)},
         )
 
 
