@@ -311,6 +311,7 @@ class Fabric:
             log=self.telemetry.log,
             environ=self._environ,
             psk=self._psk,
+            worker=None if self._peers is None or self._peers.workers is None else self._peers.workers.place.name,
         )
         self._build_web(stack)
         self._observe_node()

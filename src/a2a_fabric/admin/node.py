@@ -65,6 +65,7 @@ class Node:
     probe_soon: Callable[[str], None]
     reload_file: Callable[[Path], Awaitable[None]]
     list_warnings: Callable[[], list[str]]
+    worker: str | None = None  # the name of this process, if it is one of several
     secrets: Collection[str] = ()
     is_stopping: bool = False
     _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # status of each agent, and since when
@@ -104,6 +105,7 @@ class Node:
             "tools": len(registry.catalog.tools),
             "nodes": await self._count_nodes(),
             "mesh": health.get("mesh"),
+            "worker": self.worker,
             "activity": self.activity.render(),
             "problems": self._list_problems(reader, health),
             "failing": health["agents"]["errors"],

@@ -42,8 +42,12 @@ def build_admin(
     log: RecentLog,
     environ: Mapping[str, str],
     psk: str | None,
+    worker: str | None = None,
 ) -> Node:
-    """The node as operators see it. Its operations join the others, and `activity.run` has to be started."""
+    """The node as operators see it. Its operations join the others, and `activity.run` has to be started.
+
+    `worker` is the name of this process, if it is one of several of the node.
+    """
     config = settings.running
     files = [source for source in sources if isinstance(source, AgentsFile)]
     node = Node(
@@ -63,6 +67,7 @@ def build_admin(
             *list_exposure_warnings(settings.running),
             *list_view_warnings(settings.running.views, gateway.registry.catalog.agents),
         ],
+        worker=worker,
         secrets=[secret for secret in (config.auth.psk, psk) if secret],
     )
     gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))

@@ -14,7 +14,7 @@ export function Home() {
   const rate = activity.calls_per_second.at(-1) || 0, failing = activity.errors_per_second.at(-1) || 0, mean = activity.mean_ms.at(-1);
   const share = activity.calls_total ? (100 * activity.errors_total) / activity.calls_total : 0;
   const troubles = Object.entries(node.failing).map(([agent, reason]) => ({ agent, reason }));
-  return html`<${Page} title=${node.node_id === "local" ? "This node" : node.node_id} lead=${html`Up for ${span(node.now - node.started_at)} at <code>${node.public_url || location.origin}</code>${node.mesh ? html` · one of ${plural(node.mesh.nodes, "node")}; the figures are of this one` : null}`}>
+  return html`<${Page} title=${node.node_id === "local" ? "This node" : node.node_id} lead=${html`Up for ${span(node.now - node.started_at)} at <code>${node.public_url || location.origin}</code>${node.mesh ? html` · one of ${plural(node.mesh.nodes, "node")}; the figures are of this one` : null}${node.worker ? html` · answered by the process <code>${text(node.worker)}</code>, one of several; the figures are its own` : null}`}>
     <section class="stats">
       <div class="stat"><h2>Calls</h2><p><b>${rate.toFixed(rate && rate < 10 ? 1 : 0)}</b> <span>a second</span></p><small>${count(activity.calls_total)} since the start</small></div>
       <div class="stat"><h2>Failed</h2><p class=${failing ? "bad-text" : ""}><b>${share ? share.toFixed(share < 1 ? 2 : 1) : 0}</b> <span>%</span></p><small>${count(activity.errors_total)} since the start</small></div>
