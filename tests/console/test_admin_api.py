@@ -109,7 +109,7 @@ async def test_a_key_with_the_scope_of_operators_may_change_things(node: Node) -
     assert (again.status, again.json["error_code"]) == (409, "CONFLICT")
 
 
-async def test_scopes_of_agents_never_open_the_console_and_tokens_only_look(node: Node) -> None:
+async def test_the_scope_of_everything_does_not_open_the_console(node: Node) -> None:
     everything = (await administer(node, "key.create", {"name": "all", "scopes": ["*"]})).json["result"]["key"]
     assert (await administer(node, "overview", token=everything)).status == 403
 

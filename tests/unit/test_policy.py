@@ -19,6 +19,7 @@ from a2a_fabric.core.policy import (
     check_register,
     check_send,
     check_subscribe,
+    find_console_role,
     find_refusal,
     find_refusal_of_unknown,
     has_no_rights,
@@ -195,3 +196,25 @@ def test_a_view_of_ten_thousand_agents_is_made_once() -> None:
 
 def many(number: int) -> list[Manifest]:
     return [agent(f"a{n}", f"c{n % 100}", f"d{n}") for n in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("principal", "role"),
+    [
+        (Principal(mode="psk", principal_id="psk", trust="local"), "operator"),
+        (Principal(mode="psk", principal_id="a", trust="local"), None),
+        (Principal(mode="psk", principal_id="a", trust="local", scp=("*",)), None),
+        (Principal(mode="psk", principal_id="a", trust="local", scp=("console:*",)), None),
+        (Principal(mode="psk", principal_id="a", trust="local", scp=("console:view",)), "viewer"),
+        (Principal(mode="psk", principal_id="a", trust="local", scp=("console:operate",)), "operator"),
+        (Principal(mode="psk", principal_id="a", trust="org", scp=("console:operate",)), None),
+        (Principal(mode="psk", principal_id="a", trust="local", scp=("console:operate",), cap=("agent:x",)), None),
+        (Principal(mode="jwt", principal_id="i:a", trust="local", scp=("console:operate",)), "viewer"),
+        (Principal(mode="jwt", principal_id="i:a", trust="local", scp=("console:view",)), "viewer"),
+        (Principal(mode="passport", principal_id="a", trust="local", scp=("console:operate",)), "viewer"),
+    ],
+)
+def test_only_a_scope_that_names_it_opens_the_console_and_no_token_makes_an_operator(
+    principal: Principal, role: str | None
+) -> None:
+    assert find_console_role(principal) == role
