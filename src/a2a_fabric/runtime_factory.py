@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from a2a_fabric.config import resolve_env
 from a2a_fabric.core.agent import AGENT_KEY, MESH_RUNTIME, Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.forwarding import CallSigner
-from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.ports import Runtime, load_module
 from a2a_fabric.federation.git import GIT_RUNTIME
 from a2a_fabric.federation.git_runtime import GitAgentRuntime
 from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
@@ -24,7 +25,6 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.client_tls import ClientTLS, ClientTLSFiles
 from a2a_fabric.outbound.guard import RegistrationGuards
 from a2a_fabric.outbound.signed import SignedClient
-from a2a_fabric.probing.addresses import detect
 from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
 from a2a_fabric.probing.findings import Finding
 from a2a_fabric.registry.registration_policy import RegistrationTerms, read_terms
@@ -239,7 +239,11 @@ class RuntimeFactory:
     ) -> Finding | None:  # fmt: skip
         """The protocol found at the address, if its runtime may be used. Raises AgentOffline, ProbeUnanswered."""
         endpoint = manifest.endpoint
-        finding = await detect(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
+        # Loaded on first use: most agents say what they speak, and a start has no time for it.
+        addresses: Any = await asyncio.to_thread(load_module, "a2a_fabric.probing.addresses")
+        finding: Finding | None = await addresses.detect(
+            context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS
+        )
         if finding is None or (kinds is not None and finding.runtime not in kinds):
             return None
         with suppress(FabricError):  # building the runtime raises the same

@@ -15,10 +15,10 @@ from a2a_fabric import plugins
 from a2a_fabric.config import resolve_env
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.importing.secrets import References, Variable
 from a2a_fabric.importing.servers import make_unique
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.probing import addresses, commands
 from a2a_fabric.probing.findings import Finding, ProbeReport, build_entry, suggest_agent_id
 from a2a_fabric.runtimes.context import RuntimeContext
 
@@ -81,15 +81,21 @@ async def run_probe(
 
 
 async def _detect(target: ProbeTarget, environ: Mapping[str, str]) -> ProbeReport:
+    """The probes are loaded on first use: they would make each start of a node slower."""
+    name = "addresses" if target.is_address else "commands"
+    probes: Any = await asyncio.to_thread(load_module, f"a2a_fabric.probing.{name}")
+    report: ProbeReport
     if not target.is_address:
-        return await commands.probe_command(
+        report = await probes.probe_command(
             target.argv, environ, resolve_env(target.env, environ), Path.cwd(), target.try_timeout
         )
+        return report
     http = OutboundClient()
     try:
-        return await addresses.probe_address(
+        report = await probes.probe_address(
             http, target.argv[0], resolve_env(target.headers, environ), target.try_timeout
         )
+        return report
     finally:
         await http.aclose()
 
