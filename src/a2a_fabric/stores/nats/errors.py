@@ -12,7 +12,7 @@ from a2a_fabric.nats.connection import NatsRefused, NatsUnavailable
 WRONG_LAST_SEQUENCE = 10071
 STREAM_NOT_FOUND = 10059
 MESSAGE_NOT_FOUND = 10037
-NO_LEADER = (10008, 10009)
+NO_LEADER = (10008, 10009)  # JetStream, or this stream, is being taken over by another server
 NO_PEERS = 10005  # fewer servers than replicas, maybe because they have just started
 
 STARTUP_ADVICE = ". Is it running, and is the address right?"
@@ -60,8 +60,6 @@ def translate(error: Exception, address: str, advice: str = RUNNING_ADVICE) -> S
         return StoreFull(address)
     if error.err_code in _NO_JETSTREAM:
         return build_without_jetstream(address)
-    if error.err_code in NO_LEADER:
-        return StoreUnavailable(f"{address} has no leader now{advice}", store=address)
     build_sentence = _BY_CODE.get(error.err_code)
     return StoreUnusable(build_sentence(address, reason) if build_sentence else f"{address}: {reason}", store=address)
 

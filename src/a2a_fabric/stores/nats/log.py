@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from a2a_fabric.nats.connection import NatsConnection, NatsUnavailable
-from a2a_fabric.stores.nats.errors import MESSAGE_NOT_FOUND, WRONG_LAST_SEQUENCE, ApiError, JetStreamRefused
+from a2a_fabric.stores.nats.errors import MESSAGE_NOT_FOUND, NO_LEADER, WRONG_LAST_SEQUENCE, ApiError, JetStreamRefused
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class JetStream:
         reply = await self.connection.request(f"{_API}.{subject}", payload, timeout)
         error = _decode_error(reply.data).error
         if error is not None:
-            raise JetStreamRefused(error)
+            raise _build_refusal(error)
         return bytes(reply.data)
 
     async def read_info(self, stream: str, **options: Any) -> StreamInfo:
@@ -115,7 +115,7 @@ class JetStream:
             return ack.seq
         if ack.error.err_code == WRONG_LAST_SEQUENCE:
             raise SequenceConflict(int(ack.error.description.rpartition(" ")[2] or 0))
-        raise JetStreamRefused(ack.error)
+        raise _build_refusal(ack.error)
 
     async def read_message(self, stream: str, **query: Any) -> LogMessage | None:
         """From the leader. None if there is no such message."""
@@ -130,6 +130,11 @@ class JetStream:
 
     async def purge(self, stream: str, **query: Any) -> None:
         await self.ask(f"STREAM.PURGE.{stream}", query)
+
+
+def _build_refusal(error: ApiError) -> Exception:
+    """While a cluster has no leader it may be asked again, as if it had not answered."""
+    return NatsUnavailable(error.description) if error.err_code in NO_LEADER else JetStreamRefused(error)
 
 
 class StreamLog:
@@ -175,7 +180,9 @@ class StreamLog:
 
     async def _is_stored(self, message: bytes, sequence: int) -> bool:
         stored = await self.read(sequence)
-        return stored is not None and stored.data == message
+        if stored is None:
+            raise NatsUnavailable("the server that leads now has not read its whole log yet")
+        return stored.data == message
 
 
 async def _repeat(attempt: Callable[[float], Awaitable[T]], ends_at: float) -> T:

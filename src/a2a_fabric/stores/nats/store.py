@@ -29,7 +29,7 @@ from a2a_fabric.nats.address import NatsSettings, parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection, NatsRefused, NatsUnavailable
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.stores.migrate import SchemaStatus, check_schema
-from a2a_fabric.stores.nats.errors import NO_LEADER, NO_PEERS, STARTUP_ADVICE, JetStreamRefused, translate
+from a2a_fabric.stores.nats.errors import NO_PEERS, STARTUP_ADVICE, JetStreamRefused, translate
 from a2a_fabric.stores.nats.log import JetStream, StreamLog
 from a2a_fabric.stores.nats.replica import Replica
 from a2a_fabric.stores.nats.server import StreamNames, check_server, ensure_streams, find_log
@@ -236,9 +236,7 @@ async def _retry(settings: NatsStoreSettings, operation: Callable[[], Awaitable[
         try:
             return await operation()
         except (NatsUnavailable, JetStreamRefused) as exc:
-            if loop.time() >= ends_at or (
-                isinstance(exc, JetStreamRefused) and exc.err_code not in (*NO_LEADER, NO_PEERS)
-            ):
+            if loop.time() >= ends_at or (isinstance(exc, JetStreamRefused) and exc.err_code != NO_PEERS):
                 raise
         await asyncio.sleep(0.2)
 

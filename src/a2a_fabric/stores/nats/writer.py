@@ -332,18 +332,26 @@ class ReplicatedWriter:
     async def _catch_up(self, target: int, ends_at: float) -> None:
         """Apply the log up to this sequence. Messages that are not delivered soon are asked for."""
         while self._replica.sequence < target:
-            if self._stream.follower.needs_start:
-                await self._restart_follower(await self._read_info(ends_at))
-            self._wake.clear()
-            messages = await self._stream.follower.take(_MAX_APPLIED)
-            if not messages:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_DELIVERY_WAIT):
-                        await self._wake.wait()
-                messages = await self._stream.follower.take(_MAX_APPLIED) or await self._fetch_next()
-            await self._apply(messages)
+            try:
+                if self._stream.follower.needs_start:
+                    await self._restart_follower(await self._read_info(ends_at))
+                await self._apply(await self._take_messages() or await self._fetch_next())
+            except NatsUnavailable:
+                if _now() > ends_at:
+                    raise
+                await asyncio.sleep(_DELIVERY_WAIT)
             if self._replica.sequence < target and _now() > ends_at:
                 raise NatsUnavailable(f"the log could not be read up to {target} in time")
+
+    async def _take_messages(self) -> list[LogMessage]:
+        self._wake.clear()
+        messages = await self._stream.follower.take(_MAX_APPLIED)
+        if not messages:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DELIVERY_WAIT):
+                    await self._wake.wait()
+            messages = await self._stream.follower.take(_MAX_APPLIED)
+        return messages
 
     async def _fetch_next(self) -> list[LogMessage]:
         message = await self._stream.read(self._replica.sequence + 1)
