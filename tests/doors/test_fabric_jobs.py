@@ -278,7 +278,7 @@ async def test_a_waiting_job_is_cancelled_at_once(at: Start) -> None:
 
         async def is_logged() -> bool:
             lines = [json.loads(line) for line in node.log.getvalue().splitlines()]
-            told = [line["status"] for line in lines if line.get("job_id") == job["job_id"]]
+            told = [line["status"] for line in lines if line["event"] == "job" and line["job_id"] == job["job_id"]]
             return told == ["accepted", "cancelled"]
 
         await eventually(is_logged)
@@ -334,7 +334,7 @@ async def test_coming_and_going_of_a_job_are_logged_with_its_id_and_its_trace(at
 
         async def are_all_there() -> bool:
             written = [json.loads(line) for line in node.log.getvalue().splitlines()]
-            lines[:] = [line for line in written if line.get("job_id") == job["job_id"]]
+            lines[:] = [line for line in written if line["event"] == "job" and line["job_id"] == job["job_id"]]
             return bool(lines) and lines[-1]["status"] == "completed"
 
         await eventually(are_all_there)
