@@ -19,7 +19,8 @@ import typer
 
 from a2a_fabric.cli.options import Json
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
-from a2a_fabric.config import DEFAULT_LISTEN, parse_listen
+from a2a_fabric.client.local_node import StateFolder
+from a2a_fabric.config import DEFAULT_LISTEN, parse_listen, read_environment
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.importing.files import replace_text, report_write_errors
@@ -90,13 +91,14 @@ def _choose(folder: Path, listen: str | None, store: str | None, extra: Extra | 
 def _render_files(node: NewNode) -> dict[str, tuple[str, int]]:
     """The text and the permissions of each file, by name."""
     is_server = "://" in node.store
-    key, database_password = secrets.token_urlsafe(32), secrets.token_urlsafe(24)
+    database_password = secrets.token_urlsafe(24)
+    saved_key = StateFolder(read_environment()).key
+    key = saved_key.read() or saved_key.create()  # the one that the commands of this user send to its own nodes
     is_compose = node.extra == "compose"
     port = parse_listen(node.listen)[1]
     values = {
         "listen": f"0.0.0.0:{port}" if is_compose else node.listen,
         "store": "env:FABRIC_STORE" if is_server or is_compose else node.store,
-        "key": key,
         "version": __version__,
         "port": str(port),
         "folder": str(node.folder.resolve()),
