@@ -12,7 +12,15 @@ import typer
 
 from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import clip_text, print_json, print_json_line, print_line, remark, report_errors
+from a2a_fabric.cli.output import (
+    clip_text,
+    print_json,
+    print_json_line,
+    print_line,
+    remark,
+    replace_unprintable,
+    report_errors,
+)
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.cli.tables import print_table
 from a2a_fabric.client.client import FabricClient
@@ -135,12 +143,13 @@ def _describe(call: dict[str, Any]) -> tuple[str, str, str, str, str]:
     outcome = f"{call['error_code']}: {call['error'] or ''}" if call["error_code"] else call["status"]
     if call["attempts"] > 1:
         outcome = f"{outcome} ({call['attempts']} attempts)"
-    return moment, _clean(what), _clean(caller), f"{call['duration_ms']:.1f}", _clean(clip_text(outcome, 60))
-
-
-def _clean(text: str) -> str:
-    """Names come from callers and could move the cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return (
+        moment,
+        replace_unprintable(what),
+        replace_unprintable(caller),
+        f"{call['duration_ms']:.1f}",
+        replace_unprintable(clip_text(outcome, 60)),
+    )
 
 
 def _parse_age(text: str) -> float:

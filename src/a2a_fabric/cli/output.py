@@ -69,6 +69,11 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def replace_unprintable(text: str) -> str:
+    """Names come from callers, and could move the cursor or set colours."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def clip_text(text: str, limit: int = 200) -> str:
     """The text on one line, shortened to `limit` characters."""
     line = " ".join(text.split())

@@ -10,7 +10,7 @@ import typer
 
 from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import clip_text, print_json, print_line, remark
+from a2a_fabric.cli.output import clip_text, print_json, print_line, remark, replace_unprintable
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.errors import BadInput
 
@@ -78,10 +78,10 @@ def render_waterfall(trace: dict[str, Any], width: int) -> list[str]:
     for depth, span in _walk(spans):
         indent = "  " * min(depth, _MAX_DEPTH)
         place = f" @{span['node']}" if len(nodes) > 1 and span["kind"] in ("door", "job", "message") else ""
-        name = clip_text(_clean(f"{span['name']}{place}"), max(8, name_width - len(indent)))
+        name = clip_text(replace_unprintable(f"{span['name']}{place}"), max(8, name_width - len(indent)))
         bar = _draw_bar(span, begin, total, bar_width)
         lines.append(f"{indent + name:<{name_width}} {bar} {span['duration_ms']:>8.1f} ms"[:width])
-        lines += [_clean(f"{indent}  {detail}")[:width] for detail in _describe(span)]
+        lines += [replace_unprintable(f"{indent}  {detail}")[:width] for detail in _describe(span)]
     return lines
 
 
@@ -130,7 +130,3 @@ def _describe(span: dict[str, Any]) -> list[str]:
     if len(span["events"]) > 8:
         details.append(f"and {len(span['events']) - 8} more events")
     return details
-
-
-def _clean(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
