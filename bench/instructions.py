@@ -66,7 +66,6 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         return lambda prefix: processes.node(manifests, settings=settings, prefix=prefix)
 
     plain = start_node(calls.manifests(agent_port))
-    many = start_node(calls.manifests(agent_port, calls.MANY_AGENTS))
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
 
@@ -79,11 +78,6 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
     return [
         CountedRow("plain call, bare forwarder", start_forwarder, lambda port: target(port).plan_calls()),
         CountedRow("plain call", plain, lambda port: target(port, TOKEN).plan_calls()),
-        CountedRow(
-            "plain call, 10,000 agents",
-            many,
-            lambda port: calls.CallTarget("", port, 0, "/mcp/call", TOKEN, calls.called_agents()).plan_calls(),
-        ),
         CountedRow("stateless MCP, bare forwarder", start_mcp_forwarder, lambda port: stateless(port, "/mcp", "add")),
         CountedRow("stateless MCP", mcp, lambda port: stateless(port, "/mcp", "new_add", TOKEN)),
         CountedRow("stateless MCP, handshake client", mcp, lambda port: handshake(port, "/mcp", "new_add", TOKEN)),
