@@ -14,6 +14,7 @@ from a2a_fabric.core import Store, StoreError, StorePlugin
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.receipts import ReceiptStore
+from a2a_fabric.core.spans import CallStore
 from a2a_fabric.core.stores import (
     Archive,
     ChangeNotices,
@@ -41,6 +42,7 @@ class TemporaryStore:
         self.logins: LoginStore = inner.logins
         self.keys: KeyStore = inner.keys
         self.receipts: ReceiptStore = inner.receipts
+        self.calls: CallStore = inner.calls
         self.notices: ChangeNotices = inner.notices
         self.archive: Archive = inner.archive
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from a2a_fabric.agent import Agent
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, running
-from tests.fixtures.pages import DOCS, HERE, ROOT, blocks, needs_curl, page, typed
+from tests.fixtures.pages import DOCS, HERE, ROOT, blocks, console_commands, needs_curl, page, typed
 from tests.matrix.agents.listening import listening
+from tests.system.node import running_node
 
 pytestmark = needs_curl
 
 TYPED_BY = {
     "README.md": "tests/system/test_readme.py",
     "a2a.md": "tests/doors/test_a2a_docs.py",
+    "console.md": "tests/doors/test_docs_curl.py",
     "directory.md": "tests/doors/test_directory_docs.py",
     "discovery.md": "tests/doors/test_discovery_docs.py",
     "jobs.md": "tests/system/test_docs_jobs.py",
@@ -34,6 +36,16 @@ def test_every_page_with_a_curl_line_has_a_test_that_types_it() -> None:
     assert {each.name for each in pages if _CURL.search(each.read_text("utf-8"))} == TYPED_BY.keys()
     for name, test in TYPED_BY.items():
         assert name.removesuffix(".md") in (ROOT / test).read_text("utf-8")
+
+
+def test_the_admin_api_is_asked_as_the_page_about_the_console_says(tmp_path: Path) -> None:
+    (tmp_path / "percy.py").write_text("from a2a_fabric import Agent\n\nagent = Agent('percy')\n")
+    (tmp_path / "agents.yaml").write_text("- {agent_id: percy, endpoint: {uri: 'python:percy:agent'}}\n")
+    commands = [each for each in console_commands(page("console.md")) if each.startswith("curl")]
+    with running_node(tmp_path, "--agents", "agents.yaml", PYTHONPATH=str(tmp_path)) as node:
+        replies = [json.loads(typed(each.replace(HERE, node.url), TOKEN=node.token)) for each in commands]
+    assert [reply["ok"] for reply in replies] == [True, True], replies
+    assert "enabled: false" in (tmp_path / "agents.yaml").read_text()
 
 
 def greeter() -> Agent:

@@ -21,6 +21,7 @@ from a2a_fabric.core.result import Event, Result
 
 MAX_EVENTS = 64  # of one call; further ones are counted
 MAX_ATTEMPTS = 32
+_MAX_NAMES = 512  # characters of an agent's id and a capability's name
 _HALF = 18  # characters of a UUID with its first 16 digits
 
 
@@ -108,8 +109,12 @@ class CallRecording:
     def __init__(self, call: Call, *, is_sampled: bool = False) -> None:
         self.trace = call.trace
         self.auth = call.auth
-        self.target = call.target
-        self.on_behalf_of = call.on_behalf_of
+        self.target = target = call.target
+        if len(target.agent_id) + len(target.capability) > _MAX_NAMES:  # the caller chose them, and recordings wait
+            agent_id, capability = target.agent_id[:_MAX_NAMES], target.capability[:_MAX_NAMES]
+            self.target = msgspec.structs.replace(target, agent_id=agent_id, capability=capability)
+        reported = call.on_behalf_of
+        self.on_behalf_of = (reported.principal_id or "")[:_MAX_NAMES] if reported else None
         self.streaming = call.response.stream
         self.origin = current_origin.get()
         self.is_sampled = is_sampled

@@ -85,7 +85,7 @@ def _summarize(recording: CallRecording, node: str) -> CallSummary:
 def _find_on_behalf_of(recording: CallRecording) -> str | None:
     """The caller's own caller: as another node reports it, or the agent that a passport or a mandate names."""
     if recording.on_behalf_of:
-        return recording.on_behalf_of.principal_id
+        return recording.on_behalf_of
     return None
 
 
