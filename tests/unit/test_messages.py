@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import pytest
 
@@ -44,8 +45,8 @@ async def test_a_message_whose_writing_was_not_confirmed_is_written_once_and_bro
 
 
 async def _written_once(fabric: Fabric, given_id: str | None) -> None:
-    assert isinstance(fabric.store, MemoryStore)
-    store = Forgetful(fabric.store.writer, fabric.store.reader, time.time)
+    memory = cast(MemoryStore, fabric.store)  # timed, and with the attributes of the store itself
+    store = Forgetful(memory.writer, memory.reader, time.time)
     parties = Senders(lambda _: None, lambda _: True)
     desk = Messages(store, fabric.jobs, parties, fabric.registry.get_for, MessageSettings(), ConversationSignals())
     caller = Principal(mode="psk", principal_id="someone", trust="local")

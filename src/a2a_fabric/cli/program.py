@@ -323,9 +323,11 @@ COMMANDS: dict[str, CommandRow] = {
     "logins": CommandRow("logins", "List your logins at agents.", "list_logins"),
     "tools": group_row(ToolCommands),
     "log": CommandRow("log", "Show the last calls of a running node, and follow new ones.", "show_log"),
-    "calls": CommandRow("calls", "List the recent calls of a node, or follow them.", "list_calls"),
-    "trace": CommandRow("trace", "Show what happened in one call, as a waterfall.", "show_trace"),
-    "nodes": CommandRow("agents", "List the nodes of the mesh that a node is in.", "list_nodes"),
+    "calls": CommandRow("calls", "List the recent calls of a node, newest first, or follow them.", "list_calls"),
+    "trace": CommandRow(
+        "trace", "Show what happened in a trace: doors, attempts, runtimes and jobs, each with its time.", "show_trace"
+    ),
+    "nodes": CommandRow("agents", "List the nodes of the mesh: version, site, agents, load, age.", "list_nodes"),
     "health": CommandRow("agents", "Show the health of a node and its agents.", "show_health"),
     "probe": CommandRow("probe", "Detect the protocol of an address or program, and add the agent."),
     "import": CommandRow(
