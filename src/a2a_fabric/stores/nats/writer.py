@@ -335,7 +335,7 @@ class ReplicatedWriter:
             try:
                 if self._stream.follower.needs_start:
                     await self._restart_follower(await self._read_info(ends_at))
-                await self._apply(await self._take_messages() or await self._fetch_next())
+                await self._apply(await self._take_messages() or await self._fetch_next(target))
             except NatsUnavailable:
                 if _now() > ends_at:
                     raise
@@ -353,10 +353,17 @@ class ReplicatedWriter:
             messages = await self._stream.follower.take(_MAX_APPLIED)
         return messages
 
-    async def _fetch_next(self) -> list[LogMessage]:
-        message = await self._stream.read(self._replica.sequence + 1)
-        if message is not None:
-            return [message]
+    async def _fetch_next(self, target: int) -> list[LogMessage]:
+        """Many at a time: a consumer whose server died delivers nothing until it is made anew."""
+        fetched: list[LogMessage] = []
+        last = min(target, self._replica.sequence + _MAX_APPLIED)
+        for sequence in range(self._replica.sequence + 1, last + 1):
+            message = await self._stream.read(sequence)
+            if message is None:
+                break
+            fetched.append(message)
+        if fetched:
+            return fetched
         await self._restart_follower(await self._read_info(_now() + _TICK))  # it was purged: a snapshot has it
         return []
 
