@@ -74,7 +74,7 @@ ARROWS: dict[str, set[str]] = {
     "importing": {"core", "yamlfile"},
     "jobs": {"core", "outbound"},
     "logins": {"core", "identity.keyfile", "outbound"},
-    "mesh": {"core", "doors", "identity", "nats", "outbound", "protocols", "telemetry"},
+    "mesh": {"core", "doors", "identity", "nats", "outbound", "protocols", "registry", "telemetry"},
     "messages": {"core", "jobs"},
     "nats": {"core"},
     "operations": {"coordination", "core", "gateway", "graphs", "jobs", "logins", "messages", "registry"},

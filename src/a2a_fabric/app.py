@@ -52,9 +52,7 @@ from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
 from a2a_fabric.logins.listings import LoginListings
 from a2a_fabric.logins.oauth import LoginTarget, read_login_target
 from a2a_fabric.logins.pages import LoginPages
-from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.services import PeerServices
-from a2a_fabric.mesh.settings import NODE_NAME
 from a2a_fabric.messages.conversations import ConversationSignals, Senders
 from a2a_fabric.messages.delivery import MessageDelivery
 from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
@@ -683,8 +681,6 @@ class Fabric:
             return None
         if config.mesh is not None and config.node_id == DEFAULT_NODE_ID:
             raise ConfigError("mesh: every node of a mesh has a name of its own. Set `node_id` to this node's")
-        if config.mesh is not None and not NODE_NAME.fullmatch(config.node_id):
-            raise ConfigError("mesh: the `node_id` of a node in a mesh has letters, digits, `-` and `_` only")
         package = load_module("a2a_fabric.mesh.peers")  # most nodes are one process
         peers: Peers = package.Peers(
             workers,
@@ -698,21 +694,9 @@ class Fabric:
     async def _join_mesh(self) -> None:
         if self._peers is None or self._peers.mesh is None:
             return
-        registry, mesh = self.registry, self.config.mesh
-        assert mesh is not None  # noqa: S101
-        exports = ExportedAgents(
-            self.config.node_id,
-            mesh.site,
-            mesh.exports,
-            list_agents=lambda: registry.catalog.agents,
-            get_health=registry.health.get,
-            get_revision=lambda: registry.changes.revision,
-            wait_for_change=registry.changes.wait,
-        )
-        self._peers.mesh.agents.on_status = self._set_mesh_status
         self.gateway.nodes = self._peers.mesh
         self.telemetry.metrics.add_source(self._peers.mesh.render_metrics)
-        await self._peers.mesh.start(dataclasses.replace(self.peer_services, list_agents=exports.list_for), exports)
+        await self._peers.join_mesh(self.peer_services, self.registry, self._set_mesh_status)
 
     async def _call_own_agent(self, call: Call, emit: Emit) -> Result:
         """The end of a call that another node of the mesh has planned for an agent of this one. Raises FabricError."""

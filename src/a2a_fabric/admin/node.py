@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from a2a_fabric.admin.activity import Activity
-from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
@@ -34,6 +34,9 @@ from a2a_fabric.operations.agents import render_health
 from a2a_fabric.operations.views import flag_changed_tools, render_agent, render_health_check, render_registration
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.version import __version__
+
+if TYPE_CHECKING:
+    from a2a_fabric.admin.agent_files import AgentFiles
 
 _STORE_TIMEOUT = 3.0
 _MAX_PROBLEMS = 50
@@ -58,7 +61,7 @@ class Node:
     jobs: Jobs
     store: Store
     store_address: str
-    files: AgentFiles
+    load_files: Callable[[], AgentFiles]
     activity: Activity
     log: RecentLog
     find_breaker: Callable[[str], Breaker | None]
@@ -73,6 +76,11 @@ class Node:
     @property
     def config(self) -> Config:
         return self.get_config()
+
+    @cached_property
+    def files(self) -> AgentFiles:
+        """The files of agents; what edits them is loaded when it is first needed."""
+        return self.load_files()
 
     @property
     def keys(self) -> KeyStore:

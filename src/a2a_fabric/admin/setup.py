@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from a2a_fabric.admin.activity import Activity
-from a2a_fabric.admin.agent_files import AgentFiles
 from a2a_fabric.admin.node import Node, RecentLog
 from a2a_fabric.admin.operations import AdminOperations
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback
-from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import Store
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
@@ -24,6 +24,9 @@ from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.settings_reload import SettingsReload
 from a2a_fabric.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from a2a_fabric.admin.agent_files import AgentFiles
 
 
 def build_admin(
@@ -57,7 +60,7 @@ def build_admin(
         jobs=jobs,
         store=store,
         store_address=store_address,
-        files=AgentFiles([source.path for source in files], environ, may_run_programs=_may_run_programs(config)),
+        load_files=lambda: _load_files(files, environ, config),
         activity=Activity(metrics),
         log=log,
         find_breaker=runtime_pool.find_breaker,
@@ -76,6 +79,15 @@ def build_admin(
     for name, shared in (("calls", "fabric.call.list"), ("trace", "fabric.trace.get")):
         operations.add_unlisted(each.rename(ADMIN_PREFIX + name) for each in operations.list_named(shared))
     return node
+
+
+def _load_files(files: Sequence[AgentsFile], environ: Mapping[str, str], config: Config) -> AgentFiles:
+    """Most starts of a node are not followed by a change of its files, so the module is loaded by the first use."""
+    module = load_module("a2a_fabric.admin.agent_files")
+    built: AgentFiles = module.AgentFiles(
+        [source.path for source in files], environ, may_run_programs=_may_run_programs(config)
+    )
+    return built
 
 
 def _may_run_programs(config: Config) -> bool:

@@ -6,17 +6,21 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from a2a_fabric.core.agent import MESH_RUNTIME, Manifest
+from a2a_fabric.core.agent import MESH_RUNTIME, Manifest, Status
 from a2a_fabric.core.call import Step
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource, Runtime, load_module
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.relay import OWNER_MARK, RequestRelay, forward_answers
-from a2a_fabric.mesh.settings import MeshSettings
+from a2a_fabric.mesh.services import PeerServices
+from a2a_fabric.mesh.settings import NODE_NAME, MeshSettings
 from a2a_fabric.mesh.workers import Workers
+from a2a_fabric.registry.registry import Registry
 
 if TYPE_CHECKING:
     from a2a_fabric.mesh.node import Mesh
@@ -42,7 +46,12 @@ class Peers:
         count_calls: Callable[[], int],
         reply_bytes: int,
     ) -> None:
+        """Raises ConfigError."""
+        if settings is not None and not NODE_NAME.fullmatch(node_id):
+            raise ConfigError("mesh: the `node_id` of a node in a mesh has letters, digits, `-` and `_` only")
         member = node_id if workers is None else workers.place.name
+        self._settings = settings
+        self._node_id = node_id
         self.workers = workers
         self.mesh: Mesh | None = None
         if settings is not None:
@@ -53,6 +62,24 @@ class Peers:
             *([] if self.mesh is None else [self.mesh.peers]),
         ]
         self._clients: ChainMap[str, PeerClient] = ChainMap(*maps)
+
+    async def join_mesh(
+        self, services: PeerServices, registry: Registry, on_status: Callable[[str, Status, str | None], None]
+    ) -> None:
+        """Offer the agents of this node, and take in those of others. `on_status` is told what others say of theirs."""
+        if self.mesh is None or self._settings is None:
+            return
+        exports = ExportedAgents(
+            self._node_id,
+            self._settings.site,
+            self._settings.exports,
+            list_agents=lambda: registry.catalog.agents,
+            get_health=registry.health.get,
+            get_revision=lambda: registry.changes.revision,
+            wait_for_change=registry.changes.wait,
+        )
+        self.mesh.agents.on_status = on_status
+        await self.mesh.start(replace(services, list_agents=exports.list_for), exports)
 
     @property
     def sources(self) -> list[AgentSource]:
