@@ -37,6 +37,7 @@ from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime, load_module
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.recording import UNKNOWN_ORIGIN, current_origin
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.spans import Span
 from a2a_fabric.core.stores import DescriptionStore, Store
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
@@ -725,7 +726,15 @@ class Fabric:
             render_metrics=self.telemetry.metrics.render_exposition,
             doors=self.app,
             body_bytes=self.config.limits.body_bytes,
+            read_trace=self._read_trace,
         )
+
+    async def _read_trace(self, trace_id: str) -> Sequence[Span]:
+        """For the operator of another node of the mesh."""
+        if self.call_history is None:
+            return ()
+        await self.call_history.flush()
+        return [span for record in await self.call_history.read_trace(trace_id, None) for span in record.spans]
 
     def _build_gateway(self) -> Gateway:
         config, registry = self.config, self.registry

@@ -176,6 +176,15 @@ async def test_the_call_at_the_other_node_has_the_same_trace(mesh: Mesh) -> None
     until(lambda: trace in mesh.nodes[1].said, "the call in the other node's log")
 
 
+async def test_the_trace_of_a_call_is_one_tree_over_both_nodes(mesh: Mesh) -> None:
+    envelope = await call(mesh.nodes[0], "of-two", "where")
+    spans = mesh.nodes[0].json("trace", envelope["trace"]["trace_id"])["spans"]
+    assert {span["node"] for span in spans} == {"one", "two"}
+    known = {span["span_id"] for span in spans}
+    assert [span["name"] for span in spans if span.get("parent_span_id") not in known] == [spans[0]["name"]]
+    assert len(known) == len(spans)
+
+
 async def test_replies_of_any_size_arrive_whole(mesh: Mesh) -> None:
     envelope = await call(mesh.nodes[0], "of-three", "write", size=10_000_000)
     assert envelope["ok"], str(envelope)[:500]

@@ -21,6 +21,7 @@ from a2a_fabric.core.agent import Health, Manifest, NodeListing, Status
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.spans import Span
 from a2a_fabric.core.stores import Store
 
 _import_lock = threading.RLock()
@@ -237,7 +238,7 @@ class MeshNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDirectory(Protocol):
-    """The nodes of a mesh, for what tells people of them. Both methods answer from memory."""
+    """The nodes of a mesh, for what tells people of them. What is not async answers from memory."""
 
     def list_nodes(self) -> Sequence[MeshNode]:
         """All nodes, this one first."""
@@ -245,4 +246,8 @@ class NodeDirectory(Protocol):
 
     def find_node(self, agent_id: str) -> str | None:
         """The node to which a call of an agent of the mesh would go now."""
+        ...
+
+    async def read_trace(self, trace_id: str) -> Sequence[Span]:
+        """What the other nodes recorded of a trace. A node that does not answer soon is left out."""
         ...

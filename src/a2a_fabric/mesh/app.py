@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,9 @@ import msgspec
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, InternalError
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.core.result import Event, Result
+from a2a_fabric.core.spans import Span
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.edge import (
     HEAD_KEY,
@@ -72,6 +74,7 @@ class _AgentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str = ""
     uri: str = ""
     site: str = ""
+    trace_id: str = ""
     query: PromptResourceQuery | None = None
 
 
@@ -91,6 +94,7 @@ class PeerApp:
             "/changed": self._note_change,
             "/metrics": self._render_metrics,
             "/agents": self._list_agents,
+            "/trace": self._read_trace,
         }
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -140,7 +144,13 @@ class PeerApp:
         if mode == "answers":
             return await services.route_call(call, exchange.emit)
         if mode == "node":
-            return await services.call(call, exchange.emit)
+            current_origin.set(CallOrigin(door="mesh", protocol="mesh"))
+            span = {
+                "span_id": new_id(),
+                "parent_span_id": call.trace.span_id,
+            }  # the call at this node is a span of its own
+            own_trace = msgspec.structs.replace(call.trace, **span)
+            return await services.call(msgspec.structs.replace(call, trace=own_trace), exchange.emit)
         return await services.call_agent(self._get_manifest(call.target.agent_id))(call, exchange.emit)
 
     async def _get_status(self, exchange: _Exchange, question: _AgentQuestion) -> str:
@@ -189,6 +199,9 @@ class PeerApp:
 
     async def _list_agents(self, exchange: _Exchange, question: _AgentQuestion) -> NodeListing:
         return self._services.list_agents(question.site)
+
+    async def _read_trace(self, exchange: _Exchange, question: _AgentQuestion) -> Sequence[Span]:
+        return await self._services.read_trace(question.trace_id)
 
     async def _load(self, question: _AgentQuestion) -> Runtime:
         return await self._services.load_runtime(self._get_manifest(question.agent_id))

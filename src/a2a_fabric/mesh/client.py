@@ -16,6 +16,7 @@ from a2a_fabric.core.agent import Manifest, NodeListing, Status
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.spans import Span
 from a2a_fabric.mesh.frames import (
     CallMode,
     ErrorFrame,
@@ -74,6 +75,10 @@ class PeerClient:
     async def list_agents(self, site: str) -> NodeListing:
         """What the peer offers to a node of this site."""
         return await self._ask("/agents", {"site": site}, NodeListing)
+
+    async def read_trace(self, trace_id: str) -> list[Span]:
+        """What the peer recorded of a trace."""
+        return await self._ask("/trace", {"trace_id": trace_id}, list[Span])
 
     async def list_prompts_resources(self, agent_id: str) -> PromptResourceListing:
         return await self._ask("/prompts-resources", {"agent_id": agent_id}, PromptResourceListing)

@@ -20,6 +20,7 @@ from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.core.ports import MeshNode
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.spans import Span
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
 from a2a_fabric.mesh.app import PeerApp
@@ -37,6 +38,7 @@ from a2a_fabric.version import __version__
 
 _log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT = 5.0
+_TRACE_TIMEOUT = 2.0
 _MAX_PAUSE = 10.0
 _SETTLE_SECONDS = 0.05  # changes within it are announced together
 _PENDING_MESSAGES, _PENDING_BYTES = 65_536, 128 * 1024 * 1024  # that wait for this node to read them
@@ -183,6 +185,18 @@ class Mesh:
         """The node to which a call would go now."""
         holders = self.agents.find_holders(agent_id)
         return holders[0].name if holders else None
+
+    async def read_trace(self, trace_id: str) -> list[Span]:
+        replies = await asyncio.gather(*(self._read_spans(peer, trace_id) for peer in self.peers.values()))
+        return [span for spans in replies for span in spans]
+
+    async def _read_spans(self, peer: PeerClient, trace_id: str) -> list[Span]:
+        try:
+            async with asyncio.timeout(_TRACE_TIMEOUT):
+                return await peer.read_trace(trace_id)
+        except (FabricError, TimeoutError) as error:
+            _log.info("%s did not tell what it knows of trace %s: %s", peer.name, trace_id, error)
+            return []
 
     def render_metrics(self) -> Iterator[str]:
         nodes = self.list_nodes()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.call import Call, Handler
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.spans import Span
 from a2a_fabric.doors.context import ASGIApp
+
+
+async def _read_nothing(trace_id: str) -> Sequence[Span]:
+    """This node keeps no history."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +36,5 @@ class PeerServices:
     render_metrics: Callable[[], Awaitable[bytes]]
     doors: ASGIApp
     body_bytes: int
+    read_trace: Callable[[str], Awaitable[Sequence[Span]]] = _read_nothing
     list_agents: Callable[[str], NodeListing] = lambda site: NodeListing(agents=())  # for a node of this site

@@ -19,6 +19,7 @@ from a2a_fabric.core.policy import find_console_role
 from a2a_fabric.core.propagation import normalize_uuid
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import CallFilter, CallHistoryPort, CallRecord, hide_from_caller
+from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 _MAX_WAIT_MS = 30_000
@@ -56,8 +57,9 @@ class TraceArguments(TracedArguments, frozen=True, kw_only=True):
 
 
 class HistoryOperations:
-    def __init__(self, history: CallHistoryPort | None, waiting_requests: FairLimit) -> None:
+    def __init__(self, history: CallHistoryPort | None, waiting_requests: FairLimit, gateway: Gateway) -> None:
         self._history = history
+        self._gateway = gateway
         self._waiting_requests = waiting_requests
 
     def all(self) -> list[Operation[Any]]:
@@ -92,6 +94,10 @@ class HistoryOperations:
         if role != "operator":
             records = [hide_from_caller(record) for record in records]
         spans = [span for record in records for span in _list_spans(record)]
+        if role == "operator" and self._gateway.nodes is not None:
+            known = {span["span_id"] for span in spans}  # nodes may share a store
+            elsewhere = await self._gateway.nodes.read_trace(trace_id)
+            spans += [msgspec.to_builtins(span) for span in elsewhere if span.span_id not in known]
         spans.sort(key=lambda span: span["started_at"])
         return Result(data={"trace_id": trace_id, "spans": spans})
 

@@ -80,7 +80,7 @@ class Operations:
         by_people = (
             *LoginOperations(gateway, logins).all(),
             *health.by_people(),
-            *HistoryOperations(history, jobs.waiting_requests).all(),
+            *HistoryOperations(history, jobs.waiting_requests, gateway).all(),
         )
         self._by_name: dict[str, Operation[Any]] = {op.name: op for op in (*self._listed, *by_people)}
 
