@@ -145,12 +145,9 @@ class PeerApp:
             return await services.route_call(call, exchange.emit)
         if mode == "node":
             current_origin.set(CallOrigin(door="mesh", protocol="mesh"))
-            span = {
-                "span_id": new_id(),
-                "parent_span_id": call.trace.span_id,
-            }  # the call at this node is a span of its own
-            own_trace = msgspec.structs.replace(call.trace, **span)
-            return await services.call(msgspec.structs.replace(call, trace=own_trace), exchange.emit)
+            # The call at this node is a span of its own.
+            own_call = msgspec.structs.replace(call, trace=make_child_trace(call.trace))
+            return await services.call(own_call, exchange.emit)
         return await services.call_agent(self._get_manifest(call.target.agent_id))(call, exchange.emit)
 
     async def _get_status(self, exchange: _Exchange, question: _AgentQuestion) -> str:
