@@ -17,6 +17,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, InternalError
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.propagation import make_child_trace
 from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.spans import Span
