@@ -30,8 +30,8 @@ KEYS = [{"id": "nothing", "key": NOTHING, "scopes": []}]
 DOORS = [{"kind": kind} for kind in ("fabric", "mcp", "rest", "directory", "discovery")]
 # What anybody may read without credentials, and what therefore tells of no agent.
 PUBLIC = {
-    "/health", "/admin/openapi.json", "/openapi.json", "/v1/openapi.json", "/docs", "/v1/docs", "/mcp/docs", "/mcp/docs/json",
-    "/.well-known/agent.json",
+    "/health", "/openapi.json", "/v1/openapi.json", "/docs", "/v1/docs", "/mcp/docs", "/mcp/docs/json",
+    "/admin/openapi.json", "/.well-known/agent.json",
 }  # fmt: skip
 UNSAID = (b"bystander", b"bystanding", b"unlock")  # what no request of this file names
 

@@ -282,7 +282,7 @@ async def test_a_node_that_dies_is_noticed_and_its_replicas_take_over(nats: Nats
         envelope = await call(gamma, "twin-a", "where")
         assert envelope["ok"], envelope
         assert envelope["result"]["node"] == "beta"
-        assert "node alpha has left the mesh: it was silent" in gamma.said
+        until(lambda: "node alpha has left the mesh: it was silent" in gamma.said, "the line in the log")
         offline = next(each for each in gamma.json("agents")["agents"] if each["agent_id"] == "twin-a")
         assert offline["status"] == "offline"
         start_node(tmp_path / "alpha", stack)

@@ -46,9 +46,7 @@ _METRIC_MODULES = ("metrics.py", "node_metrics.py", "history.py", "export.py", "
 
 def test_the_page_about_logs_and_metrics_names_every_metric() -> None:
     page = (ROOT / "docs" / "observing.md").read_text("utf-8")
-    source = "".join(
-        (SOURCE / "telemetry" / name).read_text("utf-8") for name in _METRIC_MODULES
-    )
+    source = "".join((SOURCE / "telemetry" / name).read_text("utf-8") for name in _METRIC_MODULES)
     named, rendered = (
         {re.sub("_(total|info)$", "", name) for name in re.findall(pattern, text)}
         for pattern, text in ((r"`(fabric_\w+)`", page), (r'"(fabric_\w+)"', source))

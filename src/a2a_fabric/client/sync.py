@@ -175,6 +175,7 @@ class SyncFabricClient(_Sync[FabricClient]):
     describe = _blocking(FabricClient.describe)
     route = _blocking(FabricClient.route)
     tools = _blocking(FabricClient.tools)
+    nodes = _blocking(FabricClient.nodes)
     health = _blocking(FabricClient.health)
     call = _blocking(FabricClient.call)
     stream = _iterating(FabricClient.stream)

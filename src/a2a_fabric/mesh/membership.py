@@ -4,8 +4,9 @@ An announcement is a lease on everything that its node holds. It says which revi
 that the others fetch the list of its agents only when it has changed. Times are measured by the receiver's own clock,
 so clocks that differ do no harm.
 
-Two nodes with one name would take each other's requests. The one that started later gives way: it stops announcing
-itself and says so in its log and its health."""
+Two nodes with one name would take each other's requests. So a node that starts first asks whether its name is taken
+(`joining`), and the others tell it who they are. The one that started later gives way: it stays alone and says so in
+its log and its health, until the other one is gone."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     agents: int = 0
     calls: int = 0
     heartbeat: float = 1.0
-    state: Literal["up", "draining", "left"] = "up"
+    state: Literal["joining", "up", "draining", "left"] = "up"
 
 
 class Member:
@@ -51,7 +52,7 @@ class Membership:
     """A pure table: announcements and the time go in, calls of the listeners come out.
 
     `on_join` is called with a member that is new or was restarted, `on_leave` with one that is gone and why,
-    `on_change` with one whose catalog has another revision.
+    `on_change` with one whose catalog has another revision, `on_newcomer` with the name of one that asks who is there.
     """
 
     def __init__(
@@ -63,18 +64,24 @@ class Membership:
         on_join: Callable[[Member], None],
         on_leave: Callable[[Member, str], None],
         on_change: Callable[[Member], None],
+        on_newcomer: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._own_member = own_member
         self._own_key = (started_at, start_id)
         self._on_join = on_join
         self._on_leave = on_leave
         self._on_change = on_change
+        self._on_newcomer = on_newcomer
         self.members: dict[str, Member] = {}
         self.conflict: str | None = None  # why this node must not announce itself
+        self._conflict_ends_at = 0.0
 
     def hear(self, announcement: Announcement, now: float) -> None:
         if announcement.member == self._own_member:
-            self._check_own_name(announcement)
+            self._check_own_name(announcement, now)
+            return
+        if announcement.state == "joining":
+            self._on_newcomer(announcement.member)
             return
         known = self.members.get(announcement.member)
         if announcement.state == "left":
@@ -100,6 +107,8 @@ class Membership:
         return member is not None and member.announcement.start_id == start_id
 
     def expire(self, now: float) -> None:
+        if self.conflict is not None and now > self._conflict_ends_at:
+            self.conflict = None
         for member in list(self.members.values()):
             silence = now - member.heard_at
             if silence > _SILENT_BEATS * member.announcement.heartbeat:
@@ -109,15 +118,19 @@ class Membership:
         del self.members[member.name]
         self._on_leave(member, reason)
 
-    def _check_own_name(self, announcement: Announcement) -> None:
+    def _check_own_name(self, announcement: Announcement, now: float) -> None:
         other_key = (announcement.started_at, announcement.start_id)
-        if other_key == self._own_key or announcement.state == "left":
-            if announcement.state == "left" and other_key != self._own_key:
-                self.conflict = None
+        if other_key == self._own_key:
             return
-        if other_key < self._own_key and self.conflict is None:
-            self.conflict = (
-                f"another node of the mesh is called '{self._own_member}', too, and was started earlier. "
-                "Give this node another `node_id`"
-            )
-            _log.error("%s", self.conflict)
+        if announcement.state == "left":
+            self.conflict = None
+        elif other_key > self._own_key:
+            self._on_newcomer(announcement.member)  # so that it gives way
+        else:
+            self._conflict_ends_at = now + _SILENT_BEATS * announcement.heartbeat
+            if self.conflict is None:
+                self.conflict = (
+                    f"another node of the mesh is called '{self._own_member}', too, and was started earlier. "
+                    "Give this node another `node_id`"
+                )
+                _log.error("%s", self.conflict)

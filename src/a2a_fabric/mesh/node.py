@@ -40,8 +40,9 @@ _log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT = 5.0
 _TRACE_TIMEOUT = 2.0
 _MAX_PAUSE = 10.0
+_JOIN_SECONDS = 0.5
 _SETTLE_SECONDS = 0.05  # changes within it are announced together
-_PENDING_MESSAGES, _PENDING_BYTES = 65_536, 128 * 1024 * 1024  # that wait for this node to read them
+_LIMITS: dict[str, Any] = {"pending_msgs_limit": 65_536, "pending_bytes_limit": 128 * 1024 * 1024}  # of unread messages
 _encode = msgspec.msgpack.Encoder().encode
 _announcement_decoder = msgspec.msgpack.Decoder(Announcement)
 
@@ -109,12 +110,14 @@ class Mesh:
             on_join=self._on_join,
             on_leave=self._on_leave,
             on_change=self._fetch_soon,
+            on_newcomer=lambda name: self._run_soon(self._announce(name)),
         )
         self._connection: NatsConnection | None = None
-        self._subscribed: object | None = None  # the client that has the subscriptions
+        self._subscribed: object | None = None  # the client that hears announcements
+        self._reachable: object | None = None  # the client that receives what is sent to this node
         self._mailbox: NodeMailbox | None = None
         self._exports: ExportedAgents | None = None
-        self._state: str = "up"
+        self._state: str = "joining"
         self._tasks: list[asyncio.Task[None]] = []
         self.problem: str | None = "it is being connected"  # why this node is not in the mesh
 
@@ -216,7 +219,13 @@ class Mesh:
     async def _run(self) -> None:
         await self._connect()
         assert self._exports is not None  # noqa: S101  # `start` sets it
+        await self._announce()
+        # A node of the same name says so now.
+        await asyncio.sleep(min(_JOIN_SECONDS, self._settings.heartbeat_seconds))
+        if self._state == "joining":
+            self._state = "up"
         while True:
+            await self._open_mailbox()
             if self._state != "up":  # the registry reports no more changes
                 await asyncio.sleep(self._settings.heartbeat_seconds)
             elif await self._exports.refresh(self._settings.heartbeat_seconds):
@@ -244,6 +253,7 @@ class Mesh:
     def _resubscribe(self) -> None:
         """The connection was made again: by the library, which keeps subscriptions, or as a new one."""
         self._run_soon(self._subscribe())
+        self._run_soon(self._open_mailbox())
 
     def _run_soon(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks = [task for task in self._tasks if not task.done()]
@@ -260,18 +270,30 @@ class Mesh:
         if client is self._subscribed:
             return  # the library has subscribed again by itself
         self._subscribed = client
+
+        async def on_announcement(message: Any) -> None:
+            self._hear(message.data)
+
+        for subject in (f"{self._prefix}.announce", f"{self._prefix}.announce.{self.member}"):
+            await client.subscribe(subject, cb=on_announcement, **_LIMITS)
+
+    async def _open_mailbox(self) -> None:
+        """Receive what is sent to this node, unless another one has its name."""
+        assert self._connection is not None  # noqa: S101  # connected before
+        assert self._mailbox is not None  # noqa: S101
         mailbox = self._mailbox
 
         async def on_message(message: Any) -> None:
             await mailbox.on_message(message.data)
 
-        async def on_announcement(message: Any) -> None:
-            self._hear(message.data)
-
-        limits: dict[str, Any] = {"pending_msgs_limit": _PENDING_MESSAGES, "pending_bytes_limit": _PENDING_BYTES}
-        await client.subscribe(mailbox.subject, cb=on_message, **limits)
-        for subject in (f"{self._prefix}.announce", f"{self._prefix}.announce.{self.member}"):
-            await client.subscribe(subject, cb=on_announcement, **limits)
+        try:
+            client = self._connection.client
+        except NatsUnavailable:
+            return
+        if self._membership.conflict is not None or client is self._reachable:
+            return
+        self._reachable = client
+        await client.subscribe(mailbox.subject, cb=on_message, **_LIMITS)
         self.problem = None
         _log.info("this node joined the mesh %s as %s", self._settings.name, self.member)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from a2a_fabric.core.errors import AgentOffline
@@ -349,7 +349,7 @@ async def detect(http: HTTPClient, url: str, headers: Mapping[str, str], timeout
     timeout_error: ProbeUnanswered | None = None
     try:
         for group in (("http",), ("openapi", "fabric", "agentzero", "a2a", "acp"), ("mcp",)):
-            probes = [_finding_or_timeout(_PROBES[protocol](client, url, nearby=False)) for protocol in group]
+            probes = [_finding_or_timeout(_PROBES[protocol], client, url) for protocol in group]
             for outcome in await asyncio.gather(*probes):
                 if isinstance(outcome, Finding):
                     return outcome
@@ -361,9 +361,9 @@ async def detect(http: HTTPClient, url: str, headers: Mapping[str, str], timeout
     return None
 
 
-async def _finding_or_timeout(probe: Awaitable[Finding | str]) -> Finding | ProbeUnanswered | None:
+async def _finding_or_timeout(probe: ProtocolProbe, client: ProbeClient, url: str) -> Finding | ProbeUnanswered | None:
     try:
-        outcome = await probe
+        outcome = await probe(client, url, nearby=False)
     except ProbeUnanswered as exc:
         if exc.is_offline:
             raise AgentOffline(str(exc)) from exc
