@@ -233,9 +233,9 @@ class FastCycle(RequestResponseCycle):
             connection.linger()  # closes at once if the request is complete
         connection.on_response_complete()
         self.task = None  # as `_break_references`
-        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[attr-defined]  # the scope of a request is a dict
+        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[misc]  # a dict with keys of our own
 
     def _break_references(self) -> None:
         """Drop task and scope, which refer to this cycle: only the garbage collector would free a reference cycle."""
         self.task = None
-        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[attr-defined]
+        self.scope.pop(SHORTCUT_KEY, None)  # type: ignore[misc]
