@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import IO, Concatenate, ParamSpec, TypeVar, cast
 
 from a2a_fabric.core.errors import FabricError, error_from_code
-from a2a_fabric.core.limits import Share
 from a2a_fabric.core.threads import WorkerThreads, run_in_worker_thread, worker_threads
 from a2a_fabric.tools.toolkit import TIME_LIMIT, TimeLimit, tool_error
 
@@ -41,7 +40,7 @@ _HEAD_BYTES = 8
 class Computations:
     """The worker processes of a node. Belongs to one event loop."""
 
-    def __init__(self, processes: int, share: Share) -> None:
+    def __init__(self, processes: int, share: float) -> None:
         self._threads = WorkerThreads("computations of tools", processes, share)
         self._idle: list[_WorkerProcess] = []
         self._busy: set[_WorkerProcess] = set()
@@ -179,7 +178,7 @@ class _WorkerProcess:
 
 def main() -> None:
     """The worker: one request after another, until the parent closes the pipe or is silent for a minute."""
-    _lower_priority()
+    os.nice(10)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while select.select([source], [], [], _IDLE_SECONDS)[0]:
@@ -187,17 +186,6 @@ def main() -> None:
         if len(head) < _HEAD_BYTES:
             return
         _write(target, _answer(source.read(int.from_bytes(head, "big"))))
-
-
-def _lower_priority() -> None:
-    """Give way to the node at once. With only a lower `nice`, the system still lets a worker finish a slice of several
-    milliseconds before it wakes the event loop. Processes of the idle class run when no other process wants the core,
-    and still get a little of a core that is always busy."""
-    os.nice(10)
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except (AttributeError, OSError):
-        pass  # not Linux, or a sandbox that forbids it
 
 
 def _answer(request: bytes) -> bytes:
