@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import IO, Concatenate, ParamSpec, TypeVar, cast
 
 from a2a_fabric.core.errors import FabricError, error_from_code
+from a2a_fabric.core.limits import Share
 from a2a_fabric.core.threads import WorkerThreads, run_in_worker_thread, worker_threads
 from a2a_fabric.tools.toolkit import TIME_LIMIT, TimeLimit, tool_error
 
@@ -40,7 +41,7 @@ _HEAD_BYTES = 8
 class Computations:
     """The worker processes of a node. Belongs to one event loop."""
 
-    def __init__(self, processes: int, share: float) -> None:
+    def __init__(self, processes: int, share: Share) -> None:
         self._threads = WorkerThreads("computations of tools", processes, share)
         self._idle: list[_WorkerProcess] = []
         self._busy: set[_WorkerProcess] = set()
