@@ -109,6 +109,7 @@ class _TLSRelay:
         self._connections: set[asyncio.Task[None]] = set()
         self._upstream_port = 0
         self._server: asyncio.Server | None = None
+        self._is_stopping = False
 
     def find_peer(self, port: int) -> Peer:
         """Raises Forbidden."""
@@ -132,6 +133,7 @@ class _TLSRelay:
         return int(listener.getsockname()[1])
 
     def stop_listening(self) -> None:
+        self._is_stopping = True
         if self._server is not None:
             self._server.close()
 
@@ -141,6 +143,9 @@ class _TLSRelay:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # the server starts one for each connection
+        if self._is_stopping:  # its handshake was under way
+            writer.transport.abort()
+            return
         if len(self._connections) >= _MAX_CONNECTIONS:
             _log.warning("gRPC: %d connections are open; one more was closed", len(self._connections))
             writer.transport.abort()
