@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -344,7 +345,7 @@ class Mesh:
     def _hear(self, content: bytes) -> None:
         if self._key is not None:
             signature, content = content[:16], content[16:]
-            if signature != self._sign(content):
+            if not hmac.compare_digest(signature, self._sign(content)):
                 return
         try:
             announcement = _announcement_decoder.decode(content)
