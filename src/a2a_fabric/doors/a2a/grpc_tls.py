@@ -175,8 +175,8 @@ class _TLSRelay:
         finally:
             # The port is another connection's as soon as this one is closed, so it is forgotten first.
             del self._peers[port]
+            to_server.transport.abort()  # before the wait, which a second cancellation would end
             await cancel_and_wait(*pumps)
-            to_server.transport.abort()
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(_SHUTDOWN_TIMEOUT):
                 writer.close()
