@@ -18,6 +18,8 @@ from tests.marks import requirement
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DESKTOP, PHONE = 1280, 390
+ALL_DRAWN = "document.querySelector('#part-arguments')"  # the last part: the arguments of the admin API
+VISIBLE_ENTRIES = "[...document.querySelectorAll('.entry:not([hidden])')].map((each) => each.id)"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -38,7 +40,7 @@ async def page(browser: Page, node: Node) -> Page:
     browser.complaints.clear()
     await browser.look(width=DESKTOP)
     await browser.go(f"{node.url}/docs")
-    await browser.until("document.querySelectorAll('.entry').length > 20")
+    await browser.until(ALL_DRAWN)
     return browser
 
 
@@ -114,8 +116,61 @@ async def test_it_is_dark_for_those_who_like_it_dark_and_can_be_switched(page: P
     assert await page.run(brightness) > 600
 
 
+async def type_words(page: Page, words: str) -> None:
+    await page.run("document.querySelector('#find').focus()")
+    await page.tell("Input.insertText", text=words)
+
+
 async def test_words_narrow_what_is_listed(page: Page) -> None:
-    await page.run("const box = document.querySelector('#find'); box.value = 'delete task'; "
-                   "box.dispatchEvent(new Event('input'))")  # fmt: skip
-    left = await page.run("[...document.querySelectorAll('.entry:not([hidden])')].map((each) => each.id)")
-    assert left == ["tasks_cancel"]
+    await type_words(page, "delete task")
+    assert await page.run(VISIBLE_ENTRIES) == ["tasks_cancel"]
+
+
+async def test_words_typed_while_the_page_loads_narrow_what_arrives_later_too(browser: Page, node: Node) -> None:
+    held = (
+        "{ const ask = window.fetch; const released = new Promise((done) => { window.release = done; });"
+        "window.fetch = (url, ...more) => "
+        "String(url).startsWith('/admin/') ? released.then(() => ask(url, ...more)) : ask(url, ...more); }"
+    )
+    script = await browser.tell("Page.addScriptToEvaluateOnNewDocument", source=held)
+    try:
+        await browser.go(f"{node.url}/docs")
+        await browser.until("document.querySelectorAll('.entry').length > 20")
+        await type_words(browser, "post job")
+        assert await browser.run(VISIBLE_ENTRIES) == []
+        await browser.run("release()")
+        await browser.until(ALL_DRAWN)
+        narrowed = await browser.run(VISIBLE_ENTRIES)
+        assert "admin_job_cancel" in narrowed
+        assert all(each.startswith("admin_job") for each in narrowed), narrowed
+    finally:
+        await browser.tell("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
+
+
+async def press(page: Page, key: str) -> None:
+    code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+    await page.tell("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, text=text)
+    await page.tell("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+
+async def tab_to(page: Page, wanted: str) -> None:
+    """Presses Tab until the element in focus is this one, and that can be seen."""
+    for _ in range(60):
+        await press(page, "Tab")
+        if await page.run(f"document.activeElement.matches({json.dumps(wanted)})"):
+            assert await page.run("getComputedStyle(document.activeElement).outlineStyle") != "none", wanted
+            return
+    raise AssertionError(f"{wanted} is not reached with Tab")
+
+
+async def test_an_operation_of_the_admin_api_is_found_and_sent_with_keys_alone(page: Page) -> None:
+    await tab_to(page, "#token")
+    await page.tell("Input.insertText", text=PSK)
+    await tab_to(page, "#find")
+    await page.tell("Input.insertText", text="overview")
+    await tab_to(page, "#admin_overview > summary")
+    await press(page, "Enter")
+    await page.until("document.querySelector('#admin_overview form')")
+    await tab_to(page, "#admin_overview form .send button")
+    await press(page, "Enter")
+    await page.until("document.querySelector('#admin_overview [aria-live]').textContent.startsWith('200')")

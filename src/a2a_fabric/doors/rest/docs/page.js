@@ -199,6 +199,7 @@ function drawSections(api, shapes) {
   for (const tag of api.tags)
     section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)));
   section(shapes, Object.entries(api.components.schemas).map((each) => shape(...each)));
+  find(); // the reader may have typed before this part arrived
 }
 
 // A link to an entry opens it.
@@ -225,7 +226,7 @@ at("theme").addEventListener("click", () => theme(document.documentElement.datas
 at("find").addEventListener("input", find);
 addEventListener("hashchange", open);
 // The operations for operators stand below; a node without them has no such document.
-const drawAdmin = () => fetch("/admin/openapi.json").then((reply) => (reply.ok ? reply.json() : null)).then((api) => api && drawSections(api, "arguments"));
-fetch("openapi.json").then((reply) => reply.json()).then(draw).then(drawAdmin).then(open).catch((error) => {
-  at("list").replaceChildren(make("p", { className: "about", text: `The description could not be read: ${error.message}` }));
-});
+const failed = (error) => make("p", { className: "about", role: "alert", text: `The description could not be read: ${error.message}. Load the page again.` });
+const drawAdmin = () => fetch("/admin/openapi.json").then((reply) => (reply.ok ? reply.json() : null))
+  .then((api) => api && drawSections(api, "arguments")).catch((error) => at("list").append(failed(error)));
+fetch("openapi.json").then((reply) => reply.json()).then(draw).then(drawAdmin).then(open).catch((error) => at("list").replaceChildren(failed(error)));
