@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from a2a_fabric.cli.program import app
 from a2a_fabric.core.agent import Capability, ListedAgent, Manifest, Status
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.result import Event
@@ -28,6 +31,16 @@ from a2a_fabric.outbound.port import DeadlineExceeded, Interrupted, ReplyTooLarg
 from a2a_fabric.telemetry.exposition import merge_expositions
 
 PREFIX = "fabric.test.node"
+
+
+@pytest.mark.parametrize(
+    ("nats", "is_refused"), [("nats://127.0.0.1:4222,nats.corp.example:4222", True), ("nats://[::1]", False)]
+)
+def test_a_mesh_over_a_network_needs_a_key(tmp_path: Path, nats: str, is_refused: bool) -> None:
+    settings = tmp_path / "fabric.yaml"
+    settings.write_text(f"node_id: a\nstore: 'memory:'\nmesh: {{nats: '{nats}'}}\n")
+    outcome = CliRunner().invoke(app, ["check", "--config", str(settings)])
+    assert (outcome.exit_code != 0, "without a `key` every client" in outcome.output) == (is_refused, is_refused)
 
 
 class Bus:

@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import ConfigError, FabricError
+from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import MeshNode
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Result
@@ -99,6 +101,7 @@ class Mesh:
         self._count_calls = count_calls
         self._reply_bytes = reply_bytes
         self._address = parse_nats_address(settings.nats)
+        _require_key(settings, self._address.settings.servers)
         self._prefix = f"fabric.{settings.name}"
         self._key = None if settings.key is None else hashlib.sha256(b"mesh\0" + settings.key.encode()).digest()
         self.agents = MeshAgents(settings.site, settings.imports)
@@ -395,3 +398,13 @@ class Mesh:
             self.agents.set_listing(other, listing.agents or ())
             if other.member.announcement.revision == wanted:
                 return
+
+
+def _require_key(settings: MeshSettings, servers: tuple[str, ...]) -> None:
+    """Raises ConfigError for a mesh over a network whose messages nobody signs."""
+    hosts = [urlsplit(server).hostname or "" for server in servers]
+    if settings.key is None and not all(map(is_loopback, hosts)):
+        raise ConfigError(
+            f"mesh: NATS at {', '.join(hosts)} is on a network, and without a `key` every client of it could call "
+            "any agent as anybody. Set `key: env:MESH_KEY` to one secret at all nodes (`openssl rand -hex 32` prints one)"
+        )

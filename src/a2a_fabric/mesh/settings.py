@@ -48,7 +48,7 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[str, Meta(min_length=16)] | None,
         Meta(
             description="A secret that all nodes of the mesh share, as env:NAME. With it, what nodes send each other "
-            "is signed. Unset: every client that may publish on this NATS account is trusted as a node.",
+            "is signed. Unset: every client of this NATS is trusted as a node, so only NATS on loopback does without.",
         ),
     ] = None
     exports: Annotated[
