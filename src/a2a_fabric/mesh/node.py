@@ -406,5 +406,5 @@ def _require_key(settings: MeshSettings, servers: tuple[str, ...]) -> None:
     if settings.key is None and not all(map(is_loopback, hosts)):
         raise ConfigError(
             f"mesh: NATS at {', '.join(hosts)} is on a network, and without a `key` every client of it could call "
-            "any agent as anybody. Set `key: env:MESH_KEY` to one secret at all nodes (`openssl rand -hex 32` prints one)"
+            "any agent as anybody. Set `key: env:MESH_KEY` to one secret at all nodes; `openssl rand -hex 32` makes one"
         )
