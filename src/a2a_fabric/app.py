@@ -887,7 +887,6 @@ class Fabric:
             caller_share=self._caller_share,
             body_bytes=self.config.limits.body_bytes,
             metrics=render_metrics if self.config.metrics else None,
-            call_log=self.telemetry.log,
             tunnel=self._find_tunnel,
             proxy_steps=self._proxy_steps,
             http=self._tunnel_client,

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -293,18 +292,3 @@ async def test_a_caller_without_a_key_on_an_open_node_of_this_machine_is_its_ope
         given = {"agent_id": "thrower", "capability": "go", "task": "value"}
         envelope = await node.operation("fabric.call", given, token=None)
         assert envelope["error"] == f"{SECRET} in a value"
-
-
-async def test_a_request_that_waits_for_the_log_is_answered_when_the_node_stops() -> None:
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {PSK}"}) as outside:
-        async with running(drain=5) as node:
-            page = (await node.send("GET", "/operator/log")).json
-            address = f"{node.url}/operator/log?wait=30&after={page['next']}"
-            waiting = asyncio.ensure_future(outside.get(address))
-
-            async def is_waiting() -> bool:
-                return "fabric_active_streams 1.0" in (await node.send("GET", "/metrics")).body.decode()
-
-            await eventually(is_waiting)
-        async with asyncio.timeout(WAIT_TIMEOUT), await waiting as reply:
-            assert (reply.status, (await reply.json())["lines"]) == (200, [])

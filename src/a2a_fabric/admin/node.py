@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from a2a_fabric.admin.activity import Activity
+from a2a_fabric.admin.log_lines import RecentLog
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
@@ -43,12 +44,6 @@ _MAX_PROBLEMS = 50
 _SPARE = 1000  # agents that are gone, and whose last change is still known
 _MAX_CHECKS = 2000
 _RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
-
-
-class RecentLog(Protocol):
-    start_id: str
-
-    def read_after(self, position: int) -> tuple[list[bytes], int]: ...
 
 
 @dataclass(kw_only=True)
@@ -173,9 +168,30 @@ class Node:
             "editable": entry is not None,
         }
 
+    async def list_tool_changes(self, agent_id: str | None) -> dict[str, Any]:
+        registry = self.gateway.registry
+        if agent_id is not None:
+            self._check_exists(agent_id)
+        changed: list[dict[str, Any]] = []
+        async for manifests in iterate_in_slices(registry.catalog.agents):
+            for manifest in manifests:
+                report = registry.describe_tools(manifest.agent_id)
+                if agent_id in (None, manifest.agent_id) and (report.changes or report.problems):
+                    changed.append({"agent_id": manifest.agent_id, **msgspec.to_builtins(report)})
+        return {"agents": changed}
+
+    async def approve_tools(self, agent_id: str, patterns: Sequence[str]) -> dict[str, Any]:
+        self._check_exists(agent_id)
+        return {"agent_id": agent_id, "approved": self.gateway.registry.approve_tools(agent_id, patterns)}
+
+    def _check_exists(self, agent_id: str) -> None:
+        """Raises AgentNotFound."""
+        catalog = self.gateway.registry.catalog
+        if catalog.get(agent_id) is None:
+            raise AgentNotFound(agent_id, [each.agent_id for each in catalog.agents])
+
     async def probe(self, agent_id: str) -> dict[str, Any]:
-        if self.gateway.registry.catalog.get(agent_id) is None:
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.gateway.registry.catalog.agents])
+        self._check_exists(agent_id)
         self.probe_soon(agent_id)
         return {"agent_id": agent_id, "probing": True}
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.admin.keys import check_key_name, check_key_scopes, check_key_view, make_new_key, render_key
+from a2a_fabric.admin.log_lines import LineFilter, read_lines
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.settings_view import list_settings
 from a2a_fabric.core.agent import TrustTier
@@ -115,8 +116,31 @@ class LogArguments(TracedArguments, frozen=True, kw_only=True):
     after: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="`next` of the reply before; unset: the newest lines.")
     ] = None
-    last: Annotated[int, Meta(ge=1, le=2000, description="How many lines at most.")] = 200
+    last: Annotated[int, Meta(ge=0, le=2000, description="How many lines at most.")] = 200
+    calls: Annotated[bool, Meta(description="Only calls, jobs, and requests that were refused.")] = False
+    agent_id: Annotated[Annotated[str, Meta(max_length=256)] | None, Meta(description="Only calls of this agent.")] = (
+        None
+    )
+    failed: Annotated[bool, Meta(description="Only calls that failed.")] = False
     wait_ms: WaitMs = 0
+
+    @property
+    def filter(self) -> LineFilter:
+        return LineFilter(calls=self.calls, agent_id=self.agent_id, failed=self.failed)
+
+
+class ToolChangesArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[
+        Annotated[str, Meta(max_length=256)] | None, Meta(description="Only this agent; unset: all that changed.")
+    ] = None
+
+
+class ApproveToolsArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(max_length=256, description="Which agent.")]
+    tools: Annotated[
+        tuple[Annotated[str, Meta(max_length=256)], ...],
+        Meta(max_length=1000, description="Names or patterns; none: all of its tools that changed."),
+    ] = ()
 
 
 class MessagesArguments(TracedArguments, frozen=True, kw_only=True):
@@ -172,6 +196,10 @@ class AdminOperations:
             self._view("settings", "Show the settings as loaded, with secrets masked.", NoArguments, self._settings),
             self._make("log", "Read the newest lines of the log, and wait for more.", LogArguments, self._log,
                        "operator", read_only=True),
+            self._make("tools.changed", "Show how tools changed since they were approved.", ToolChangesArguments,
+                       lambda arguments, _: node.list_tool_changes(arguments.agent_id), "operator", read_only=True),
+            self._operate("tools.approve", "Accept what changed tools of an agent say now.", ApproveToolsArguments,
+                          lambda arguments, _: node.approve_tools(arguments.agent_id, arguments.tools)),
             self._view("messages", "Show topics and inboxes, or one conversation.", MessagesArguments,
                        lambda arguments, reader: node.show_messages(reader, arguments.conversation_id,
                                                                     arguments.inbox)),
@@ -198,7 +226,12 @@ class AdminOperations:
             return Result(data=await handler(arguments, _make_reader(request.principal)))
 
         return Operation(
-            ADMIN_PREFIX + name, description, arguments_type, handle, scopes=(), read_only=role == "viewer"
+            ADMIN_PREFIX + name,
+            description,
+            arguments_type,
+            handle,
+            scopes=(),
+            read_only=read_only or role == "viewer",
         )
 
     async def _overview(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
@@ -260,15 +293,12 @@ class AdminOperations:
 
     async def _log(self, arguments: LogArguments, reader: Principal) -> dict[str, Any]:
         log, ends_at = self._node.log, time.monotonic() + arguments.wait_ms / 1000
-        lines, position = log.read_after(arguments.after or 0)
+        lines, position = read_lines(log, arguments.after or 0, arguments.filter)
         while not lines and time.monotonic() < ends_at and not self._node.is_stopping:
             await asyncio.sleep(_POLL_SECONDS)
-            lines, position = log.read_after(position)
-        return {
-            "node": log.start_id,
-            "next": position,
-            "lines": [msgspec.Raw(line) for line in lines[-arguments.last :]],
-        }
+            lines, position = read_lines(log, position, arguments.filter)
+        newest = lines[max(0, len(lines) - arguments.last) :]
+        return {"node": log.start_id, "next": position, "lines": [msgspec.Raw(line) for line in newest]}
 
 
 def _make_reader(principal: Principal) -> Principal:

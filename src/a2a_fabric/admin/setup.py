@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from a2a_fabric.admin.activity import Activity
-from a2a_fabric.admin.node import Node, RecentLog
+from a2a_fabric.admin.log_lines import RecentLog
+from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.operations import AdminOperations
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback

@@ -80,7 +80,7 @@ async def _read_pages(node: FabricClient, query: dict[str, Any], limit: int) -> 
     calls: list[dict[str, Any]] = []
     cursor: dict[str, Any] = {}
     while len(calls) < limit:
-        page = await node.operation("fabric.call.list", **query, **cursor, limit=min(500, limit - len(calls)))
+        page = await node.administer("calls", **query, **cursor, limit=min(500, limit - len(calls)))
         calls += page["calls"]
         if "next_cursor" not in page:
             break
@@ -92,12 +92,12 @@ async def _follow(node: FabricClient, query: dict[str, Any], *, as_json: bool) -
     """Raises what the first request raises; later, a node that is away is waited for."""
     is_away = False
     async with aclosing(node):
-        page = await node.operation("fabric.call.list", **query, limit=10)
+        page = await node.administer("calls", **query, limit=10)
         _print_lines(page["calls"][::-1], as_json=as_json)
         lost = page["lost"]
         while True:
             try:
-                page = await node.operation("fabric.call.list", **query, follow=page["follow"], wait_ms=_WAIT_MS)
+                page = await node.administer("calls", **query, follow=page["follow"], wait_ms=_WAIT_MS)
             except FabricError as error:
                 if not isinstance(error, _AWAY):
                     raise

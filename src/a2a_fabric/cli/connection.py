@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -12,55 +11,12 @@ import typer
 
 from a2a_fabric.cli.output import report_errors
 from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.http import NodeHttp
-from a2a_fabric.client.local_node import check_token, complete_url, find_node
+from a2a_fabric.client.local_node import find_node
 from a2a_fabric.config import read_environment
-from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, error_from_code
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.propagation import DELEGATION_VARIABLE, TRACE_VARIABLE, chain_from_header
-from a2a_fabric.outbound.client import OutboundClient
 
 T = TypeVar("T")
-
-
-def request_page(url: str | None, token: str | None, method: str, path: str, body: Any = None, wait: float = 0) -> Any:
-    """One page for the operator, as decoded JSON. Raises FabricError."""
-
-    async def exchange() -> Any:
-        async with aclosing(OutboundClient()) as http:
-            return await read_page(http, url, token, method, path, body, wait)
-
-    return asyncio.run(exchange())
-
-
-async def read_page(
-    http: OutboundClient,
-    url: str | None,
-    token: str | None,
-    method: str,
-    path: str,
-    body: Any = None,
-    wait: float = 0,
-) -> Any:
-    environ = read_environment()
-    url, found_token = find_node({**environ, "FABRIC_URL": url} if url else environ)
-    token = token or found_token
-    headers = {"authorization": f"Bearer {check_token(token)}"} if token else {}
-    if body is not None:
-        headers["content-type"] = "application/json"
-    node = NodeHttp(complete_url(url), headers, _PAGE_SECONDS + wait, http)
-    return await node.request(method, path, body, read=_read_page_reply, repeatable=False)
-
-
-def _read_page_reply(status: int, value: Any) -> Any:
-    if status < 400:
-        return value
-    error = value if isinstance(value, dict) else {}
-    if status in (404, 405) and error.get("error_code") != AgentNotFound.code:
-        raise BadInput("The node is older than this command, or has no door of kind `fabric`")
-    raise error_from_code(str(error.get("error_code")), str(error.get("error") or f"The node answered {status}"))
-
-
-_PAGE_SECONDS = 10.0
 
 
 def connect(url: str | None, token: str | None, timeout: float = 60.0, view: str | None = None) -> FabricClient:
@@ -84,6 +40,17 @@ def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitabl
         return asyncio.run(exchange())
 
 
+def administer(url: str | None, token: str | None, name: str, **arguments: Any) -> dict[str, Any]:
+    """One request to the admin API of the node. Raises FabricError."""
+
+    async def exchange() -> dict[str, Any]:
+        async with connect(url, token, _ADMIN_TIMEOUT) as node:
+            return await node.administer(name, **arguments)
+
+    return asyncio.run(exchange())
+
+
+_ADMIN_TIMEOUT = 15.0
 _COMPLETION_TIMEOUT = 1.0
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
-from a2a_fabric.cli.connection import read_page
+from a2a_fabric.cli.connection import connect
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json_line, print_line, remark, report_errors
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Forbidden, Unauthenticated
-from a2a_fabric.outbound.client import OutboundClient
 
-_WAIT = 25.0  # seconds that the node keeps a request open
+_WAIT = 20.0  # seconds that the node keeps a request open
+_TIMEOUT = 10.0  # beyond that
+_MAX_LINES = 1000
 _PAUSE = 1.0  # before the next try, while the node is away
 
 
@@ -37,7 +36,7 @@ def show_log(
 
     Example: a2a-fabric log -f --failed
     """
-    query = {"last": str(last), **({"agent": agent} if agent else {}), **({"failed": "true"} if failed else {})}
+    query = {"last": last, "calls": True, "agent_id": agent, "failed": failed}
     with report_errors(as_json=as_json):
         try:
             asyncio.run(_show(query, url, token, follow=follow, as_json=as_json))
@@ -45,39 +44,40 @@ def show_log(
             raise typer.Exit from None
 
 
-async def _show(query: dict[str, str], url: str | None, token: str | None, *, follow: bool, as_json: bool) -> None:
+async def _show(query: dict[str, Any], url: str | None, token: str | None, *, follow: bool, as_json: bool) -> None:
     """Raises what the first request raises; later, a node that is away is waited for."""
     node_id: str | None = None
-    position: int | None = None
+    position: Any = None
     is_away = False
     address: str | None = None
-    async with aclosing(OutboundClient()) as http:
-        while True:
-            address = _find_address(url) or address  # not the default one: another node may have it
-            wait = _WAIT if follow and position is not None else 0.0
-            sent = {**query, "wait": str(wait), **({"after": str(position)} if position is not None else {})}
-            try:
-                page = await read_page(http, address, token, "GET", f"/operator/log?{urlencode(sent)}", wait=wait)
-            except FabricError as error:
-                if node_id is None or isinstance(error, Unauthenticated | AuthInvalid | AuthExpired | Forbidden):
-                    raise
-                if not is_away:
-                    remark(f"The node does not answer; waiting for it: {error.message}")
-                is_away = True
-                await asyncio.sleep(_PAUSE)
-                continue
-            if node_id not in (None, page["node"]):  # it was started again, and its log begins anew
-                remark(f"The node was started again at {time.strftime('%H:%M:%S')}")
-                node_id, position, is_away = page["node"], 0, False
-                continue
-            is_away = False
-            node_id, position = page["node"], page["next"]
-            for line in page["lines"]:
-                print_json_line(line) if as_json else print_line(_format_line(line))
-            if not follow:
-                if not page["lines"]:
-                    remark("The log of this node has no such call." if len(query) > 1 else "Nothing was called yet.")
-                return
+    while True:
+        address = _find_address(url) or address  # not the default one: another node may have it
+        wait = _WAIT if follow and position is not None else 0.0
+        sent = {**query, "last": query["last"] if node_id is None else _MAX_LINES, "after": position}
+        try:
+            async with connect(address, token, _TIMEOUT) as node:
+                page = await node.administer("log", **sent, wait_ms=int(wait * 1000), wait=wait)
+        except FabricError as error:
+            if node_id is None or isinstance(error, Unauthenticated | AuthInvalid | AuthExpired | Forbidden):
+                raise
+            if not is_away:
+                remark(f"The node does not answer; waiting for it: {error.message}")
+            is_away = True
+            await asyncio.sleep(_PAUSE)
+            continue
+        is_away = False
+        if node_id not in (None, page["node"]):  # it was started again, and its log begins anew
+            remark(f"The node was started again at {time.strftime('%H:%M:%S')}")
+            node_id, position = page["node"], None
+            continue
+        node_id, position = page["node"], page["next"]
+        for line in page["lines"]:
+            print_json_line(line) if as_json else print_line(_format_line(line))
+        if not follow:
+            if not page["lines"]:
+                is_filtered = query["agent_id"] is not None or query["failed"]
+                remark("The log of this node has no such call." if is_filtered else "Nothing was called yet.")
+            return
 
 
 def _find_address(url: str | None) -> str | None:

@@ -9,11 +9,10 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
-from a2a_fabric.cli.connection import request_page
+from a2a_fabric.cli.connection import administer
 from a2a_fabric.cli.node_setup import plan_setup
 from a2a_fabric.cli.output import remark
 from a2a_fabric.client.local_node import StateFolder
@@ -40,16 +39,14 @@ class ToolApproval:
         """Raises FabricError."""
         if self._files:
             return asyncio.run(self._list_remembered(agent_id))
-        query = f"?{urlencode({'agent': agent_id})}" if agent_id else ""
-        return dict(request_page(self._url, self._token, "GET", f"/operator/tools{query}"))
+        return administer(self._url, self._token, "tools.changed", agent_id=agent_id)
 
     def approve(self, agent_id: str, patterns: Sequence[str]) -> dict[str, Any]:
         """Raises FabricError."""
         if self._files:
             approved = asyncio.run(self._approve_remembered(agent_id, patterns))
             return {"agent_id": agent_id, "approved": approved}
-        body = {"agent_id": agent_id, "tools": list(patterns)}
-        return dict(request_page(self._url, self._token, "POST", "/operator/tools/approve", body))
+        return administer(self._url, self._token, "tools.approve", agent_id=agent_id, tools=list(patterns))
 
     async def _list_remembered(self, agent_id: str | None) -> dict[str, Any]:
         memory = await _load_memory()

@@ -50,12 +50,12 @@ async def _read_trace(node: FabricClient, trace_id: str) -> dict[str, Any]:
         raise BadInput(f"'{trace_id}' is too short: write at least {_SHORT_ID} digits")
     if len(trace_id.replace("-", "")) < 32:
         trace_id = await _complete_id(node, trace_id.lower())
-    return await node.operation("fabric.trace.get", trace_id=trace_id)
+    return await node.administer("trace", trace_id=trace_id)
 
 
 async def _complete_id(node: FabricClient, beginning: str) -> str:
     """Among the newest calls. Raises BadInput."""
-    page = await node.operation("fabric.call.list", limit=500)
+    page = await node.administer("calls", limit=500)
     found = {call["trace_id"] for call in page["calls"] if call["trace_id"].startswith(beginning)}
     if len(found) != 1:
         problem = "no recent call has" if not found else f"{len(found)} recent calls have"

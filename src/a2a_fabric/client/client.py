@@ -20,6 +20,7 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, Self
 
+import msgspec
 from msgspec import UNSET
 
 from a2a_fabric.client.directory import DirectoryClient
@@ -286,6 +287,14 @@ class FabricClient:
         """Any operation of the node by its name: `await fabric.operation("fabric.message.queue_status")`."""
         return (await self._send(name, arguments, self.timeout)).data
 
+    async def administer(self, name: str, /, *, wait: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        """One request to the admin API, which the console uses too: `await fabric.administer("overview")`.
+
+        `wait` are the seconds for which the node may keep the request open.
+        """
+        body = msgspec.json.encode({key: value for key, value in arguments.items() if value is not None})
+        return (await self._post(f"/admin/v1/{name}", body, self.timeout + wait, read_only=False)).data
+
     async def _query_all(self, operation: str, name: str, **arguments: Any) -> list[dict[str, Any]]:
         """The items of all pages. A node answers with one page unless it has very many."""
         page = await self._query(operation, **arguments)
@@ -304,13 +313,14 @@ class FabricClient:
     async def _send(
         self, operation: str, arguments: dict[str, Any], timeout: float, *, read_only: bool = False
     ) -> CallResult:
-        body = encode_request(operation, arguments)
+        return await self._post("/mcp/call", encode_request(operation, arguments), timeout, read_only=read_only)
 
+    async def _post(self, path: str, body: bytes, timeout: float, *, read_only: bool) -> CallResult:
         async def send_once(time_left: float) -> CallResult:
             try:
                 reply = await self._http.request(
                     "POST",
-                    f"{self.url}/mcp/call",
+                    self.url + path,
                     headers={**self._headers, "accept": "application/json"},
                     body=body,
                     timeout=time_left,

@@ -186,6 +186,7 @@ class SyncFabricClient(_Sync[FabricClient]):
     jobs = _blocking(FabricClient.jobs)
     tool = _blocking(FabricClient.tool)
     operation = _blocking(FabricClient.operation)
+    administer = _blocking(FabricClient.administer)
 
     def job(self, job_id: str) -> SyncJobHandle:
         return SyncJobHandle(self._target.job(job_id), self._loop)

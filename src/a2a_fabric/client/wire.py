@@ -112,7 +112,10 @@ def read_reply(status: int, body: bytes, retry_after: str | None = None) -> Call
     except _MALFORMED as exc:
         if status == 503:  # a server at its connection limit answers before the node sees the request
             raise RateLimited("The node has too many connections", 1.0) from exc
-        raise UpstreamFailed(f"The reply (HTTP {status}) is not one of a Fabric node: is this the right URL?") from exc
+        hint = ", and does the node have a door of kind `fabric`" if status in (404, 405) else ""
+        raise UpstreamFailed(
+            f"The reply (HTTP {status}) is not one of a Fabric node: is this the right URL{hint}?"
+        ) from exc
     return _result_from_envelope(envelope, retry_after)
 
 

@@ -75,16 +75,6 @@ class TLSFiles:
         return tuple(map(read_file_version, (self.cert, self.key, self.client_ca)))
 
 
-class CallLog(Protocol):
-    """The newest lines of the node's log, as JSON. `start_id` is another one after each start."""
-
-    start_id: str
-
-    def read_after(self, position: int) -> tuple[list[bytes], int]:
-        """The lines after a position, and the position after them."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
     """`tunnel` connects to an agent that is called in its own protocol; `proxy_steps` surround its requests.
@@ -112,7 +102,6 @@ class DoorContext:
     caller_share: Share = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], Awaitable[bytes]] | None = None
-    call_log: CallLog | None = None
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None

@@ -28,7 +28,6 @@ from a2a_fabric.doors.fabric.http import (
     encode_error,
     encode_reply,
 )
-from a2a_fabric.doors.fabric.operator import APPROVE_PATH, LOG_PATH, TOOLS_PATH, OperatorPages
 from a2a_fabric.doors.fabric.websocket import FabricWebSocketEndpoint
 from a2a_fabric.operations.agents import RegisterArguments
 from a2a_fabric.operations.operation import ADMIN_PREFIX
@@ -38,7 +37,7 @@ from a2a_fabric.version import PROTOCOL_VERSION, __version__
 _HTTP_STATUS: dict[type[FabricError], int] = {AgentNotFound: 404, Conflict: 409, StoreError: 503}
 _HEALTH_PATH, _METRICS_PATHS, _REGISTER_PATH = "/health", ("/metrics", "/mcp/metrics"), "/mcp/register_agent"
 _ADMIN_PATH = "/admin/v1/"
-_UNLOGGED_PATHS = frozenset({_HEALTH_PATH, LOG_PATH, *_METRICS_PATHS})  # unless they fail
+_UNLOGGED_PATHS = frozenset({_HEALTH_PATH, *_METRICS_PATHS})  # unless they fail
 _OPERATION_PATHS = {
     "/mcp/health": "fabric.health",
     "/mcp/list_agents": "fabric.agent.list",
@@ -98,7 +97,6 @@ class FabricHttpEndpoints:
     def __init__(self, state: FabricDoorState) -> None:
         self._state = state
         self._context = state.context
-        self.operator = OperatorPages(state.context)
 
     def build_routes(self) -> list[Route]:
         pages: dict[str, PageHandler] = {
@@ -113,10 +111,7 @@ class FabricHttpEndpoints:
         return [
             *(Route(path, self._build_endpoint(handler, "GET")) for path, handler in pages.items()),
             Route(_REGISTER_PATH, self._build_endpoint(self._register_agent, "POST")),
-            Route(LOG_PATH, self._build_endpoint(self._read_log, "GET")),
-            Route(TOOLS_PATH, self._build_endpoint(self._list_changes, "GET")),
             Route(f"{_ADMIN_PATH}{{name}}", self._build_endpoint(self._administer, "POST")),
-            Route(APPROVE_PATH, self._build_endpoint(self._approve_tools, "POST")),
         ]
 
     def _build_endpoint(self, handler: PageHandler, method: str) -> CycleEndpoint:
@@ -150,9 +145,6 @@ class FabricHttpEndpoints:
             Result(data={**result.data, **_EMPTY_SECRETS, **({"ignored": ignored} if ignored else {})})
         )
 
-    async def _read_log(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self.operator.read_log(cycle.principal, cycle.scope.get("query_string", b""))
-
     async def _administer(self, cycle: FabricPageCycle) -> HttpReply:
         """An operation for operators. Those that only read leave no line in the log: the console asks all the time."""
         name = ADMIN_PREFIX + cycle.scope["path_params"]["name"]
@@ -164,12 +156,6 @@ class FabricHttpEndpoints:
         return HttpReply(
             body=encode_reply(result, cycle.trace, flatten=False), headers=[(b"cache-control", b"no-store")]
         )
-
-    async def _list_changes(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self.operator.list_changes(cycle.principal, cycle.scope.get("query_string", b""))
-
-    async def _approve_tools(self, cycle: FabricPageCycle) -> HttpReply:
-        return await self.operator.approve(cycle.principal, cycle.body)
 
     async def _get_monitoring_status(self, cycle: FabricPageCycle) -> HttpReply:
         page = (await cycle.run_operation("fabric.agent.list", {})).data
@@ -270,7 +256,6 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
         hot={"/mcp/call": CycleEndpoint(partial(FabricCallCycle, state))},
         sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
         routes=endpoints.build_routes(),
-        stop=(endpoints.operator.stop,),
     )
 
 
