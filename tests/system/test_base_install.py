@@ -57,7 +57,7 @@ def test_what_needs_an_extra_says_which_one(tmp_path: Path) -> None:
     (tmp_path / "fabric.yaml").write_text(f"doors: [{{kind: a2a, signing: {signing}}}]\n", "utf-8")
     (tmp_path / "home").mkdir()
     variables = environment(tmp_path / "home", PYTHONPATH=without_extras(tmp_path), CARD_KEY="0123456789abcdef")
-    command = [*COMMAND, "up", "--listen", "127.0.0.1:0"]
+    command = [*COMMAND, "up", "--port", "0"]
     done = subprocess.run(
         command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=WAIT_TIMEOUT, check=False
     )

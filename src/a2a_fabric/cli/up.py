@@ -82,7 +82,12 @@ def run(
     agents: AgentsFiles = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Default: 127.0.0.1:8000, or the next free port."),
+        typer.Option(
+            "--listen",
+            "--port",
+            metavar="[HOST:]PORT",
+            help="Default: 127.0.0.1:8000, or the next free port.",
+        ),
     ] = None,
     imports: Annotated[
         list[Path] | None,
