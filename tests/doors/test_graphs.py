@@ -105,6 +105,7 @@ async def test_results_of_nodes_are_inputs_of_others(node: Node, shop: Workshop)
 async def test_independent_nodes_run_at_the_same_time(node: Node) -> None:
     done = await run(node, step("a", "meet"), step("b", "meet"))
     assert done["counts"] == {"completed": 2}
+    assert "error" not in done
 
 
 @requirement("003-40")
@@ -131,6 +132,8 @@ async def test_a_failed_node_is_reported_and_the_rest_goes_on(node: Node) -> Non
     assert done["nodes"]["after"]["reason"] == "it needs 'bad', which failed"
     assert done["nodes"]["good"]["state"] == "completed"
     assert done["answer"] == "1 of 3 nodes are completed. Failed: bad."
+    assert done["nodes"]["bad"]["error"]["recoverable"] is False
+    assert done["error"] == {"code": "COORDINATION_FAILED", "message": done["answer"], "recoverable": False}
 
 
 async def test_a_node_is_retried_as_it_says(node: Node, shop: Workshop) -> None:
@@ -147,6 +150,7 @@ async def test_a_node_that_never_ends_fails_at_its_deadline(node: Node, shop: Wo
         node, step("slow", "hang", timeout_ms=50, retry={"max_attempts": 1}), step("after", task="${slow}")
     )
     assert done["nodes"]["slow"]["error"]["code"] == "TIMEOUT"
+    assert done["error"]["recoverable"] is True
     assert "Node 'slow'" in done["nodes"]["slow"]["error"]["message"]
     assert done["nodes"]["after"]["state"] == "skipped"
     await asyncio.wait_for(shop.stopped.wait(), WAIT_TIMEOUT)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.federation.sample import install_claude
+from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.node import Node, eventually, running
 from tests.marks import requirement
 
@@ -25,6 +26,17 @@ SERVERS = {
     "stove": {"command": sys.executable, "args": ["stove.py"], "env": {"KEY": "${STOVE_KEY}"}},
     "diary": {"command": "no-such-program"},
 }
+
+PYTHON_AGENT = """
+from a2a_fabric import Agent
+
+agent = Agent("basil")
+
+
+@agent.capability(name="cook")
+async def cook(task: str) -> dict:
+    return {"answer": task}
+"""
 
 
 @pytest.fixture
@@ -92,6 +104,76 @@ async def test_a_required_server_that_is_missing_is_named_before_anything_is_sta
         await see(node, "plan")
 
 
+async def send_task(node: Node, number: int) -> dict[str, Any]:
+    """The response to a standard task request for the capability `cook`."""
+    task = {"id": f"t-{number}", "type": "cook", "payload": {"task": "echo"}}
+    call = {"agent_id": "basil", "capability": "task", "task": "", "context": task}
+    return dict((await node.operation("fabric.call", call))["result"])
+
+
+@requirement("003-22", "003-39")
+async def test_what_an_mcp_server_says_is_told_apart_before_the_agent_is_started(write: Callable[..., Path]) -> None:
+    async with serving(era="handshake") as server:
+        entry: dict[str, Any] = {"type": "http", "url": server.url, "headers": {"Authorization": "Bearer ${STOVE_KEY}"}}
+        base = write({"mcps": [{"name": "stove", "required": True, "capabilities": ["cook"]}]}, {"stove": entry})
+        async with start(base, STOVE_KEY="hot") as node:
+            for status, code, is_recoverable in (
+                (401, "MCP_AUTH_FAILED", True),
+                (403, "MCP_AUTH_FAILED", True),
+                (429, "MCP_RATE_LIMITED", True),
+                (500, "MCP_ERROR", True),
+                (404, "MCP_ERROR", False),
+            ):
+                server.gate.broken = status
+                response = await send_task(node, status)
+                assert (response["status"], response["error"]["code"]) == ("failed", code), response
+                assert response["error"]["recoverable"] is is_recoverable
+                assert "the MCP server 'stove'" in response["error"]["message"]
+                envelope = await node.ask("basil", "cook", "echo")
+                assert (envelope["error_code"], f"HTTP {status}" in envelope["error"]) == ("AGENT_OFFLINE", True)
+                if status == 429:  # it is left alone for as long as it says
+                    server.gate.broken = None
+                    count = len(server.gate.methods)
+                    assert (await send_task(node, 430))["error"]["code"] == "MCP_RATE_LIMITED"
+                    assert len(server.gate.methods) == count
+                    edited = {**entry, "headers": {**entry["headers"], "X-Kitchen": "2"}}
+                    write({"mcps": [{"name": "stove", "required": True, "capabilities": ["cook"]}]}, {"stove": edited})
+                await see(node, "plan")  # which does not need it
+            server.gate.broken = None
+            assert (await send_task(node, 200))["status"] == "completed"
+            count = len(server.gate.methods)
+            assert (await send_task(node, 201))["status"] == "completed"
+            assert len(server.gate.methods) == count  # what was fine a moment ago is not asked again
+
+
+async def test_a_server_of_the_stateless_era_can_be_used(write: Callable[..., Path]) -> None:
+    async with serving(era="stateless") as server:
+        base = write({"mcps": [{"name": "stove", "required": True}]}, {"stove": {"type": "http", "url": server.url}})
+        async with start(base) as node:
+            await see(node, "cook")
+            assert server.gate.methods == ["initialize", "server/discover"]
+
+
+async def test_a_server_without_credentials_is_left_to_a_program_that_signs_in_itself(
+    write: Callable[..., Path],
+) -> None:
+    async with serving(era="handshake") as server:
+        server.gate.broken = 401
+        base = write({"mcps": [{"name": "stove", "required": True}]}, {"stove": {"type": "http", "url": server.url}})
+        async with start(base) as node:
+            await see(node, "cook")
+            (base / "agents/basil/agent.py").write_text(PYTHON_AGENT)
+            invocation = {"type": "python", "url": "python:agent:agent"}
+            entry = {"stove": {"type": "http", "url": server.url}}
+            write({"mcps": [{"name": "stove", "required": True}]}, entry, invocation=invocation)
+
+            async def is_refused() -> bool:
+                answer = await node.ask("basil", "cook", "echo")
+                return "it wants credentials (HTTP 401)" in str(answer.get("error"))
+
+            await eventually(is_refused)
+
+
 async def test_callers_learn_which_server_is_missing_and_only_the_operator_why(write: Callable[..., Path]) -> None:
     base = write({"mcps": [{"name": "stove", "required": True}]})
     async with start(base, keys=[{"id": "guest", "key": "the-key-of-a-guest"}]) as node:
@@ -108,6 +190,10 @@ async def test_a_server_that_fails_when_the_program_starts_ends_the_call(write: 
         answer = await node.ask("basil", "cook", "broken")
         assert answer["error_code"] == "AGENT_OFFLINE"
         assert "the MCP server 'broken': failed" in answer["error"]
+        task = {"id": "t-1", "type": "cook", "payload": {"task": "unsigned"}}
+        call = {"agent_id": "basil", "capability": "task", "task": "", "context": task}
+        response = (await node.operation("fabric.call", call))["result"]
+        assert response["error"]["code"] == "MCP_AUTH_FAILED", response
 
 
 async def test_an_optional_server_that_is_missing_is_a_note_and_the_agent_is_degraded(

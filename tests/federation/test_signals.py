@@ -191,7 +191,7 @@ async def test_rules_of_a_card_hand_requests_over_and_forbid_delegation(node: No
     assert (await ask(node, "and a wine", "held"))["_fabric"]["agent_id"] == "rosa"  # a rule for everything
     task = {"id": "x", "type": "talk-as-bank", "payload": {"task": "go"}, "routing": {"source": "basil"}}
     refused = (await node.operation("fabric.task.send", {"request": task}))["result"]
-    assert refused["error"]["code"] == "DELEGATION_FAILED"
+    assert refused["error"]["code"] == "COORDINATION_FAILED"
     assert "a rule of its card forbids it" in refused["error"]["message"]
 
 

@@ -170,11 +170,12 @@ async def test_a_task_is_tried_again_as_its_retry_policy_says(node: Node) -> Non
 @requirement("003-24", "003-39")
 async def test_a_task_from_another_agent_follows_the_rules_of_the_cards(node: Node) -> None:
     refused = await call(node, "worker", request("d-1", "say", {"task": "x"}, routing={"source": "strict"}))
-    assert (refused["error"]["code"], refused["error"]["recoverable"]) == ("DELEGATION_FAILED", False)
+    assert (refused["error"]["code"], refused["error"]["recoverable"]) == ("COORDINATION_FAILED", False)
     loop = request("d-2", "say", {"task": "x"}, routing={"delegationChain": ["worker", "somebody"]})
-    assert (await call(node, "worker", loop))["error"]["code"] == "DELEGATION_FAILED"
+    in_a_circle = (await call(node, "worker", loop))["error"]
+    assert (in_a_circle["code"], in_a_circle["recoverable"]) == ("DELEGATION_FAILED", False)
     as_hidden = request("d-3", "say", {"task": "x"}, routing={"source": "hidden"})  # whose card allows nothing
-    assert (await call(node, "worker", as_hidden))["error"]["code"] == "DELEGATION_FAILED"
+    assert (await call(node, "worker", as_hidden))["error"]["code"] == "COORDINATION_FAILED"
     assert (await call(node, "worker", as_hidden, token="a-team-key-of-a-test"))["status"] == "completed"
 
 

@@ -16,20 +16,15 @@ from msgspec import Meta
 from a2a_fabric.core.agent import LINE_PATTERN
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.errors import (
-    AgentError,
-    AgentNotFound,
     BadInput,
-    CapabilityNotFound,
-    DelegationRefused,
     FabricError,
-    InternalError,
+    Forbidden,
     RateLimited,
-    StoreUnavailable,
 )
 from a2a_fabric.core.job import Job, JobPriority
 from a2a_fabric.core.propagation import Trace, continue_trace
 from a2a_fabric.core.result import Part, Questions, Result, format_timestamp
-from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.retry import RetryPolicy, is_recoverable
 
 TaskStatus = Literal["pending", "in_progress", "completed", "failed", "cancelled", "input_required"]
 TaskId = Annotated[
@@ -49,7 +44,17 @@ _CODES: Mapping[str, str] = {
     "STORE_UNAVAILABLE": "INTERNAL_ERROR",
     "STORE_ERROR": "INTERNAL_ERROR",
 }
-_NEEDS: Mapping[str, str] = {"mcp": "MCP_NOT_CONNECTED", "knowledge": "KNOWLEDGE_NOT_FOUND"}
+_DELEGATION_CODES: Mapping[str, str] = {  # by the cause of a refusal: the cards, a circle, too many hops
+    "COORDINATION": "COORDINATION_FAILED",
+    "LOOP": "DELEGATION_FAILED",
+    "DEPTH": "DELEGATION_FAILED",
+}
+_MCP_CODES: Mapping[str, str] = {  # by `mcp_status`, for an MCP server that the agent needs
+    "not_connected": "MCP_NOT_CONNECTED",
+    "auth_failed": "MCP_AUTH_FAILED",
+    "rate_limited": "MCP_RATE_LIMITED",
+    "error": "MCP_ERROR",
+}
 
 
 class TaskContext(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -182,20 +187,24 @@ def error_from_failure(error: FabricError) -> TaskError:
     return TaskError(
         code=_find_code(error),
         message=error.message[:_MAX_MESSAGE],
-        recoverable=_is_recoverable(error),
+        recoverable=is_recoverable(error),
         details=details,
     )
 
 
 def _find_code(error: FabricError) -> str:
-    if isinstance(error, DelegationRefused):
-        return "DELEGATION_FAILED"
+    if isinstance(error, Forbidden) and (code := _DELEGATION_CODES.get(str(error.details.get("reason")))):
+        return code
     if isinstance(error, BadInput):
         return _find_input_code(error)
     if isinstance(error, RateLimited):
         return "AGENT_BUSY" if error.details.get("reason") == "busy" else "RATE_LIMITED"
-    needed = _NEEDS.get(str(error.details.get("needs")))
-    return needed or _CODES.get(error.code, error.code)
+    match error.details.get("needs"):
+        case "mcp":
+            return _MCP_CODES.get(str(error.details.get("mcp_status")), "MCP_ERROR")
+        case "knowledge":
+            return "KNOWLEDGE_NOT_FOUND"
+    return _CODES.get(error.code, error.code)
 
 
 def _find_input_code(error: BadInput) -> str:
@@ -206,16 +215,6 @@ def _find_input_code(error: BadInput) -> str:
     if _WRONG_TYPE.search(error.message):
         return "INVALID_FIELD_TYPE"
     return "INVALID_FIELD_VALUE" if error.details.get("field") else "INVALID_INPUT"
-
-
-def _is_recoverable(error: FabricError) -> bool:
-    if isinstance(error, DelegationRefused | AgentNotFound | CapabilityNotFound):
-        return False
-    if error.details.get("needs") == "knowledge" or error.details.get("reason") == "TASK_GRAPH_CYCLE":
-        return False
-    if error.is_answer:  # the agent itself said no
-        return False
-    return isinstance(error, BadInput | RateLimited | AgentError | StoreUnavailable | InternalError)
 
 
 def respond_failure(

@@ -23,7 +23,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.errors import AgentError, AgentNotFound, AllAttemptsFailed, FabricError, RateLimited
+from a2a_fabric.core.errors import (
+    AgentError,
+    AgentNotFound,
+    AllAttemptsFailed,
+    BadInput,
+    CapabilityNotFound,
+    FabricError,
+    InternalError,
+    RateLimited,
+    StoreUnavailable,
+)
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +75,19 @@ def may_retry(error: FabricError, *, may_repeat: bool) -> bool:
     if not isinstance(error, AgentError):
         return False
     return may_repeat or (error.never_ran and not isinstance(error, AllAttemptsFailed))
+
+
+def is_recoverable(error: FabricError) -> bool:
+    """Whether the same request, or a corrected one, may succeed later. It says nothing about work that may have run."""
+    details = error.details
+    if isinstance(error, AgentNotFound | CapabilityNotFound) or details.get("needs") == "knowledge":
+        return False
+    if details.get("reason") == "TASK_GRAPH_CYCLE" or error.is_answer:  # the agent itself said no
+        return False
+    if details.get("mcp_status") == "error":  # of an MCP server that the agent needs; it refuses again unless it broke
+        status = details.get("status")
+        return isinstance(status, int) and status >= 500
+    return isinstance(error, BadInput | RateLimited | AgentError | StoreUnavailable | InternalError)
 
 
 class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from a2a_fabric.core.errors import BadInput, FabricError, JobNotFound, RateLimit
 from a2a_fabric.core.job import Job, JobSummary, NewJob, new_job_id
 from a2a_fabric.core.propagation import MaybeChain, Trace, continue_trace
 from a2a_fabric.core.result import Event, Result
-from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.retry import RetryPolicy, is_recoverable
 from a2a_fabric.graphs.model import (
     GraphNode,
     GraphPlan,
@@ -42,6 +42,7 @@ GRAPH_META, NODE_META = "graph", "node"  # in the meta of a node's job: the job 
 _GRAPH_KEY, _JOB_KEY = "graph", "job_id"  # in the context of the graph's own call
 _NEVER_AGAIN = RetryPolicy(max_attempts=1)
 MAX_RESULT_BYTES = 32 << 20  # of all nodes together; a graph keeps them in memory while it runs
+COORDINATION_FAILED = "COORDINATION_FAILED"  # the code of a graph in which nodes failed
 _MAX_ERROR = 500  # characters of a node's error in the result of the graph
 
 
@@ -180,7 +181,7 @@ class _GraphRun:
                 self._take_result(node, await self._call_agent(node, outcome))
         except FabricError as error:
             outcome.state = "failed"
-            outcome.error = {"code": error.code, "message": error.message[:_MAX_ERROR], "details": error.details}
+            outcome.error = {**_render_error(error), "details": error.details}
         await self._report(node.id)
 
     def _find_skip_reason(self, node: GraphNode) -> str | None:
@@ -247,11 +248,11 @@ class _GraphRun:
             self._results[node.id] = job.result.data
             return
         outcome.state = "cancelled" if job.state == "cancelled" else "failed"
-        error = job.error
-        outcome.error = {
-            "code": "CANCELLED" if error is None else error.code,
-            "message": f"Node '{node.id}': {job.state if error is None else error.message}"[:_MAX_ERROR],
-        }
+        failure = None if job.failure is None else job.failure.to_error()
+        if failure is None:
+            outcome.error = {"code": "CANCELLED", "message": f"Node '{node.id}': {job.state}", "recoverable": True}
+        else:
+            outcome.error = _render_error(failure, f"Node '{node.id}': ")
 
     async def _report(self, node_id: str) -> None:
         outcome = self.outcomes[node_id]
@@ -271,14 +272,23 @@ class _GraphRun:
         failed = [node_id for node_id, outcome in self.outcomes.items() if outcome.state in ("failed", "cancelled")]
         answer = f"{counts.get('completed', 0)} of {len(states)} nodes are completed."
         if failed:
-            answer += f" Failed: {', '.join(failed[:10])}."
-        return {
+            answer += f" Failed: {', '.join(failed[:10])}{' and others' if len(failed) > 10 else ''}."
+        rendered = {
             "answer": answer,
             "status": status,
             "graph_id": self._plan.graph.graph_id,
             "counts": counts,
             "nodes": msgspec.to_builtins(self.outcomes),
         }
+        if failed:
+            may_succeed = all((self.outcomes[node_id].error or {}).get("recoverable", False) for node_id in failed)
+            rendered["error"] = {"code": COORDINATION_FAILED, "message": answer, "recoverable": may_succeed}
+        return rendered
+
+
+def _render_error(error: FabricError, subject: str = "") -> dict[str, Any]:
+    message = f"{subject}{error.message}"[:_MAX_ERROR]
+    return {"code": error.code, "message": message, "recoverable": is_recoverable(error)}
 
 
 def _derive_id(*values: str) -> str:

@@ -16,7 +16,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.result import Part
 from a2a_fabric.runtimes.claude.instructions import INSTRUCTIONS_FILE
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.dependencies import MCP_CONFIG_FILE
+from a2a_fabric.runtimes.mcp_servers import MCP_CONFIG_FILE
 from a2a_fabric.runtimes.programs import NodeMcpServer, ProgramSpec, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]

@@ -25,6 +25,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.result import Event, Result, status, token
+from a2a_fabric.runtimes.mcp_servers import ServerProblem, ServerStatus, describe_server_problem
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,10 @@ class ClaudeOutput:
         for server in servers if isinstance(servers, list) else ():
             match server:
                 case {"name": str(name), "status": "failed" | "needs-auth" as state} if name in self._required_servers:
-                    raise AgentOffline(f"The agent needs the MCP server '{name}': {state}", agent_id=self._agent_id)
+                    kind: ServerStatus = "auth_failed" if state == "needs-auth" else "not_connected"
+                    details = describe_server_problem(ServerProblem(text=state, status=kind))
+                    message = f"The agent needs the MCP server '{name}': {state}"
+                    raise AgentOffline(message, agent_id=self._agent_id, **details)
 
     def _handle_stream_event(self, record: dict[str, Any]) -> Iterator[Event]:
         match record.get("event"):

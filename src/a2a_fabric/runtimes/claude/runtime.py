@@ -54,7 +54,8 @@ from a2a_fabric.runtimes.claude.process import (
     result_from_output,
 )
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
-from a2a_fabric.runtimes.dependencies import MCP_CONFIG_FILE, is_needed, list_references, read_mcp_servers
+from a2a_fabric.runtimes.dependencies import is_needed
+from a2a_fabric.runtimes.mcp_servers import MCP_CONFIG_FILE, list_references, read_mcp_servers
 from a2a_fabric.runtimes.programs import NodeMcpServer, ProcessStarter, ProgramSpec, build_node_mcp_server
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_prompt
 
