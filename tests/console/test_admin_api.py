@@ -190,7 +190,7 @@ async def test_programs_cannot_be_added_where_other_machines_reach_the_node(node
 async def test_the_overview_counts_calls_and_failures_without_touching_the_call_itself(node: Node) -> None:
     await node.ask("louder", "shout", context={"text": "a"})
     await node.ask("louder", "fail", context={"text": "b"})
-    await node.fabric._admin.activity.sample()
+    await node.fabric.admin.activity.sample()
     told = (await administer(node, "overview")).json["result"]
     assert told["activity"]["calls_total"] >= 2
     assert told["activity"]["errors_total"] >= 1

@@ -79,7 +79,7 @@ async def test_a_caller_who_may_not_use_all_of_the_agent_is_not_let_through_by_t
 
 async def test_an_agent_that_has_left_is_not_called_any_more(node: Node) -> None:
     assert [(await call(node)).status for _ in range(2)] == [200, 200]
-    source: Any = node.fabric._sources[1]
+    source: Any = node.fabric.agents.sources[1]
     source._manifests = []
     await node.fabric.registry.load(source)
     assert (await call(node)).json["error"]["data"]["error"]["code"] == "AGENT_NOT_FOUND"

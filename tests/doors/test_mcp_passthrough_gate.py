@@ -220,7 +220,7 @@ async def test_no_client_goes_on_talking_with_a_program_whose_agent_has_left(mod
     async with node_before("stdio") as node, on(node, mode) as connected:
         await connected.call_tool("test_simple_text", {})
         assert children() - others
-        source: Any = node.fabric._sources[1]
+        source: Any = node.fabric.agents.sources[1]
         source._manifests = []
         await node.fabric.registry.load(source)
 

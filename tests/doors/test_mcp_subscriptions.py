@@ -73,7 +73,7 @@ async def node() -> AsyncIterator[Node]:
             return {}
 
         async with running(percy, manifests=manifests, config=CONFIG) as found:
-            libraries = found.fabric._prompts_and_resources
+            libraries = found.fabric.runtimes.prompts_and_resources
 
             async def all_are_learnt() -> bool:
                 known = [libraries.find(agent_id, None) for agent_id in (*AGENTS, "mute")]
@@ -245,7 +245,7 @@ async def test_a_subscription_goes_on_when_the_server_comes_back_or_is_replaced(
 
         async def is_learnt() -> bool:
             library, tools = (
-                own.fabric._prompts_and_resources.find("files", None),
+                own.fabric.runtimes.prompts_and_resources.find("files", None),
                 own.fabric.registry.get_agent("files").capabilities,
             )
             return bool(tools) and library is not None and bool(library.listing.resources)

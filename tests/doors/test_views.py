@@ -18,7 +18,7 @@ from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.view import View
-from a2a_fabric.node_setup import list_view_warnings
+from a2a_fabric.node.exposure import list_view_warnings
 from tests.fixtures.mcp_client import MODES, client, words
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy

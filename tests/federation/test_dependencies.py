@@ -209,7 +209,7 @@ async def test_an_optional_server_that_is_missing_is_a_note_and_the_agent_is_deg
             page = await node.operation("fabric.agent.list")
             return bool(page["result"]["agents"][0]["status"] == "degraded")
 
-        node.fabric._refresh_agent("basil")
+        node.fabric.runtimes.refresh_agent("basil")
         await eventually(is_degraded)
 
 

@@ -32,7 +32,7 @@ from a2a_fabric.core.policy import (
 )
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import principal_from_claims
-from a2a_fabric.node_setup import collect_shared_keys
+from a2a_fabric.node.identity import collect_shared_keys
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import agent

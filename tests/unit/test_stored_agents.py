@@ -26,6 +26,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration
 from a2a_fabric.core.stores import HealthLog
+from a2a_fabric.node.runtime_factory import resolve_runtime_kind
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.outbound.port import AddressRefused
 from a2a_fabric.registry.health import HealthHistory, HealthPolicy, HealthTracker, Uptime, compute_uptime
@@ -40,7 +41,6 @@ from a2a_fabric.registry.registration_policy import (
 )
 from a2a_fabric.registry.registry import CatalogFilter, Registry
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
-from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.stores.sqlite import MemoryStore
 from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations
 from a2a_fabric.testing import FakeClock

@@ -16,14 +16,14 @@ from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import Store
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings
+from a2a_fabric.node.exposure import list_exposure_warnings, list_view_warnings
+from a2a_fabric.node.settings_reload import SettingsReload
 from a2a_fabric.operations import Operations
 from a2a_fabric.operations.operation import ADMIN_PREFIX
 from a2a_fabric.registry.health_monitor import HealthMonitor
 from a2a_fabric.registry.registration import Registrar
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.registry.sources.files import AgentsFile
-from a2a_fabric.settings_reload import SettingsReload
 from a2a_fabric.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:

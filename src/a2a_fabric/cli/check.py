@@ -24,9 +24,10 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
-from a2a_fabric.node_setup import list_exposure_warnings, list_view_warnings, resolve_store_address
+from a2a_fabric.node.context import resolve_store_address
+from a2a_fabric.node.exposure import list_exposure_warnings, list_view_warnings
+from a2a_fabric.node.runtime_factory import infer_runtime_kind
 from a2a_fabric.registry.sources.files import read_manifests
-from a2a_fabric.runtime_factory import infer_runtime_kind
 from a2a_fabric.runtimes.programs import ProgramSpec, build_environment
 from a2a_fabric.schemas.validators import compile_input_schema
 from a2a_fabric.stores.address import redact_address

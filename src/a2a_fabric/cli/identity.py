@@ -13,7 +13,7 @@ from a2a_fabric.cli.output import format_age, print_fields, print_json, print_li
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.config import read_environment
 from a2a_fabric.identity.node_keys import NodeKeys
-from a2a_fabric.node_setup import resolve_identity_path
+from a2a_fabric.node.identity import resolve_identity_path
 
 
 def show_identity(

@@ -20,7 +20,7 @@ from a2a_fabric.federation.registry_file import REGISTRY_FILE
 from a2a_fabric.federation.source import is_federation_source, is_url
 from a2a_fabric.importing.files import read_text
 from a2a_fabric.importing.servers import ImportedServers
-from a2a_fabric.node_setup import build_source
+from a2a_fabric.node.context import build_source
 from a2a_fabric.stores.address import build_default_address
 from a2a_fabric.yamlfile import YAMLFile
 

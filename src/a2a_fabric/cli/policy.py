@@ -28,7 +28,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, ConfigError, FabricError
 from a2a_fabric.core.policy import find_refusal, find_verdict
 from a2a_fabric.core.rules import CallerFacts, Effect, Entry, Policy
-from a2a_fabric.node_setup import find_configured_principal
+from a2a_fabric.node.identity import find_configured_principal
 from a2a_fabric.yamlfile import YAMLFile
 
 _MAX_CASES = 10_000

@@ -23,7 +23,7 @@ from a2a_fabric.core.errors import BadInput, ConfigError, StoreUnusable
 from a2a_fabric.core.job import PruneResult, RetentionPolicy
 from a2a_fabric.core.stores import Store, StoreStatus
 from a2a_fabric.importing.files import report_write_errors
-from a2a_fabric.node_setup import open_store, resolve_store_address
+from a2a_fabric.node.context import open_store, resolve_store_address
 from a2a_fabric.plugins import canonical_kind, load_schema_inspector, load_store
 from a2a_fabric.stores.address import kind_from_address, resolve_address
 from a2a_fabric.stores.migrate import SchemaStatus

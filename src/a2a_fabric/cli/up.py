@@ -37,9 +37,10 @@ from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.workers import WorkerPlace, Workers
-from a2a_fabric.node_setup import list_exposure_warnings, resolve_store_address, resolve_tls_files
-from a2a_fabric.runtime_factory import resolve_runtime_kind
-from a2a_fabric.settings_reload import ConfigFollower, Prepare, TakeEffect
+from a2a_fabric.node.context import resolve_store_address, resolve_tls_files
+from a2a_fabric.node.exposure import list_exposure_warnings
+from a2a_fabric.node.runtime_factory import resolve_runtime_kind
+from a2a_fabric.node.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
 from a2a_fabric.version import __version__
 from a2a_fabric.web.private_listener import open_private_listener

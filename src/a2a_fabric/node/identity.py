@@ -1,155 +1,39 @@
-"""Builds what the configuration names: the store, the log file, the TLS files, and how callers are authenticated."""
+"""Identity, from the configuration: how callers are authenticated, what the node signs with, which nodes it trusts."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric import plugins
-from a2a_fabric.config import AuthKey, Config, LogSettings, StoreTable, TLSSettings, parse_listen
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.config import AuthKey, Config, TLSSettings, parse_listen
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError, InternalError
-from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
-from a2a_fabric.core.ports import AgentSource, load_module
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.receipts import ReceiptStore
-from a2a_fabric.core.spans import CallStore
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.used_tokens import UsedTokenStore
-from a2a_fabric.core.view import EVERY_CAPABILITY, View
-from a2a_fabric.doors.context import TLSFiles
-from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.federation.source import FederationSource, is_federation_source, is_url
+from a2a_fabric.core.view import View
 from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
-from a2a_fabric.logins.cipher import LoginCipher, load_cipher
-from a2a_fabric.logins.listings import LoginListings
-from a2a_fabric.logins.logins import Logins
-from a2a_fabric.logins.oauth import LoginTarget, OAuthClient
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.registry.names import ReservedNames
-from a2a_fabric.registry.sources.files import AgentsFile
-from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
-from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
-from a2a_fabric.telemetry.history import CallHistory
-from a2a_fabric.telemetry.log_file import LogFile
-from a2a_fabric.telemetry.metrics import Metrics
-from a2a_fabric.telemetry.observer import LogStream, LogWriter
-from a2a_fabric.telemetry.recorder import SpanRecorder, build_export, build_sampler
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 if TYPE_CHECKING:
     from a2a_fabric.identity.receipt_writer import ReceiptWriter
     from a2a_fabric.identity.trusted_nodes import TrustedNodes
 
-_MAX_PROBLEMS = 20  # that are reported of one view
-
 _log = logging.getLogger(__name__)
-
-
-def resolve_store_address(config: Config, base: Path | None) -> str:
-    """As configured; else a file beside the configuration, or memory for a node without a folder."""
-    if config.store is None:
-        return "memory:" if base is None else build_default_address(base)
-    address = config.store.address if isinstance(config.store, StoreTable) else config.store
-    return resolve_address(address, base or Path.cwd())
-
-
-def build_source(location: str | Path, base: Path, settings: FederationSettings) -> AgentSource:
-    """The source of one entry of `agents`: a file of manifests, or a folder, a card, a registry, or a URL."""
-    if is_url(str(location)):
-        return FederationSource(str(location), settings)
-    path = base / location
-    if is_federation_source(path):
-        return FederationSource(path, settings)
-    # The default file may be missing. One that was there and is deleted is a mistake: its agents stay.
-    return AgentsFile(path, optional=str(location) == "agents.yaml" and not path.exists())
-
-
-def build_matcher(settings: FederationSettings, base: Path, stack: AsyncExitStack) -> SemanticMatcher | None:
-    """Raises ConfigError if the model, or what computes it, is not installed."""
-    if settings.semantic is None:
-        return None
-    matcher = SemanticMatcher(settings.semantic, find_model(settings.semantic, base))
-    stack.push_async_callback(matcher.aclose)
-    return matcher
-
-
-async def open_store(address: str) -> Store:
-    """Raises ConfigError for an unknown kind, StoreError for a store that cannot be used."""
-    return await plugins.load_store(kind_from_address(address)).build(address)
-
-
-def resolve_tls_files(base: Path, config: Config) -> TLSFiles | None:
-    """Raises ConfigError."""
-    files = config.tls
-    if files is None or files == "required":
-        return None
-    if files.client_certificates != "off" and files.client_ca is None:
-        raise ConfigError("tls: client_certificates needs `client_ca`, a file with the authorities that sign them")
-    return TLSFiles(
-        cert=base / files.cert,
-        key=base / files.key,
-        password=files.password,
-        client_certificates=files.client_certificates,
-        client_ca=None if files.client_ca is None else base / files.client_ca,
-    )
-
-
-def open_log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
-    target: LogStream = stream or sys.stderr
-    if settings.file is not None:
-        try:
-            target = LogFile(base / settings.file, settings.max_bytes, settings.keep_files)
-        except OSError as exc:
-            raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
-        stack.callback(target.close)
-    as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
-    writer = LogWriter(target, as_text=as_text, level=settings.level)
-    stack.callback(writer.close)
-    return writer
-
-
-def build_call_history(config: Config, store: Store, metrics: Metrics) -> CallHistory | None:
-    """None if it is switched off, or the store is a plug-in's that keeps no calls."""
-    calls: CallStore | None = getattr(store, "calls", None)
-    if not config.history.enabled or calls is None:
-        return None
-    history = CallHistory(calls, config.history, config.node_id)
-    metrics.add_source(history.render_metrics)
-    return history
-
-
-def build_recorder(
-    config: Config,
-    environ: Mapping[str, str],
-    history: CallHistory | None,
-    metrics: Metrics,
-    stack: AsyncExitStack,
-) -> SpanRecorder | None:
-    """None if neither the history nor a collector wants recordings of calls. Raises ConfigError."""
-    export = build_export(config.tracing, environ, config.node_id)
-    if export is not None:
-        stack.push_async_callback(asyncio.to_thread, export.close)
-        metrics.add_source(export.render_metrics)
-    if history is None and export is None:
-        return None
-    sampler = build_sampler(config.tracing, environ)
-    return SpanRecorder(history, export, sampler, config.node_id)
 
 
 def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:
@@ -353,27 +237,6 @@ def build_token_middleware(config: Config, identify: Resolver) -> TokenMiddlewar
     return TokenMiddleware(identify.verify_token, list_token_issuers(config), grants, config.public_url)
 
 
-def build_logins(
-    store: LoginStore,
-    environ: Mapping[str, str],
-    find_target: Callable[[str], LoginTarget | None],
-    base_url: Callable[[], str | None],
-    listings: LoginListings,
-    stack: AsyncExitStack,
-    *,
-    in_memory: bool,
-) -> Logins:
-    """The guarded client is for authorization servers that an agent names, not the operator."""
-    http, guarded_http = OutboundClient(), OutboundClient(Guard())
-    stack.push_async_callback(http.aclose)
-    stack.push_async_callback(guarded_http.aclose)
-
-    def load() -> LoginCipher:
-        return load_cipher(environ, find_state_folder(environ), in_memory=in_memory)
-
-    return Logins(store, OAuthClient(http, guarded_http), load, find_target, base_url, listings)
-
-
 def find_configured_principal(config: Config, principal_id: str) -> Principal:
     """A caller as its credentials would make it: a key's holder, `psk`, `anonymous`, or a caller of an issuer.
 
@@ -404,73 +267,6 @@ def find_configured_principal(config: Config, principal_id: str) -> Principal:
 def list_token_issuers(config: Config) -> tuple[str, ...]:
     """The issuers from which callers can get a token for this node."""
     return tuple(each.issuer for each in config.auth.issuers if each.is_server)
-
-
-def find_plain_listeners(config: Config) -> list[str]:
-    """The addresses that other machines can reach and that are served without TLS."""
-    if isinstance(config.tls, TLSSettings):
-        return []
-    grpc = (str(table["grpc"]) for table in config.doors if table.get("grpc"))
-    return [each for each in (config.listen, *grpc) if not is_loopback(parse_listen(each)[0])]
-
-
-def check_plain_listeners(config: Config) -> None:
-    """Raises ConfigError if the operator has ruled out what `find_plain_listeners` finds."""
-    plain = find_plain_listeners(config)
-    if config.tls == "required" and plain:
-        raise ConfigError(
-            f"tls: required, but {plain[0]} would be served without TLS to other machines. Set `tls` to the files of a "
-            "certificate (cert, key), or listen on 127.0.0.1 behind a proxy that has one"
-        )
-
-
-def list_exposure_warnings(config: Config) -> list[str]:
-    """One warning for each setting that exposes calls to other machines: without TLS, or without credentials."""
-    messages = [
-        f"{address} is served without TLS, and other machines can reach it: keys, tokens and calls can be read on the "
-        "way. Set `tls` (cert, key), or listen on 127.0.0.1 behind a proxy that has a certificate. With "
-        "`tls: required` the node refuses to start like this"
-        for address in find_plain_listeners(config)
-    ]
-    host, _ = parse_listen(config.listen)
-    if is_loopback(host):
-        return messages
-    if config.auth.anonymous:
-        messages.append(
-            f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
-            "they may call every agent of trust tier 'public'. To keep them out, remove auth.anonymous, or listen on "
-            "127.0.0.1 behind a proxy that authenticates"
-        )
-    for table in config.doors:
-        tier = table.get("anonymous")
-        if tier is not None:
-            messages.append(
-                f"doors: {table.get('kind')}: anonymous: {tier} lets callers without credentials in at "
-                f"{config.listen}, which other machines can reach, and trusts them as '{tier}'. To keep them out, "
-                "remove it, or listen on 127.0.0.1"
-            )
-    return messages
-
-
-def list_view_warnings(views: Iterable[View], manifests: Iterable[Manifest]) -> list[str]:
-    """A warning for each view that includes nothing of these agents and tools, or everything, and for each of its
-    patterns that matches nothing.
-    """
-    offered, warnings = list(manifests), list[str]()
-    for view in views:
-        if not any(map(view.may_include, offered)):
-            warnings.append(
-                f"views: '{view.name}' matches no agent and no tool, so its callers see nothing. Compare its patterns "
-                "with the output of: a2a-fabric tools list"
-            )
-        elif all(view.includes(manifest, EVERY_CAPABILITY) for manifest in offered):
-            warnings.append(
-                f"views: '{view.name}' matches every agent and every tool, so it hides nothing. Name what it is to "
-                "include in agents, tools, tags or tiers"
-            )
-        problems = islice(view.list_unmatched(offered), _MAX_PROBLEMS)
-        warnings += [f"views: '{view.name}': {problem}" for problem in problems]
-    return warnings
 
 
 def _index_views(config: Config) -> dict[str, View]:

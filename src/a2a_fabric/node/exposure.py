@@ -1,0 +1,81 @@
+"""What a configuration exposes to other machines, and views that include nothing or everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from a2a_fabric.config import Config, TLSSettings, parse_listen
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.view import EVERY_CAPABILITY, View
+
+_MAX_PROBLEMS = 20  # that are reported of one view
+
+
+def find_plain_listeners(config: Config) -> list[str]:
+    """The addresses that other machines can reach and that are served without TLS."""
+    if isinstance(config.tls, TLSSettings):
+        return []
+    grpc = (str(table["grpc"]) for table in config.doors if table.get("grpc"))
+    return [each for each in (config.listen, *grpc) if not is_loopback(parse_listen(each)[0])]
+
+
+def check_plain_listeners(config: Config) -> None:
+    """Raises ConfigError if the operator has ruled out what `find_plain_listeners` finds."""
+    plain = find_plain_listeners(config)
+    if config.tls == "required" and plain:
+        raise ConfigError(
+            f"tls: required, but {plain[0]} would be served without TLS to other machines. Set `tls` to the files of a "
+            "certificate (cert, key), or listen on 127.0.0.1 behind a proxy that has one"
+        )
+
+
+def list_exposure_warnings(config: Config) -> list[str]:
+    """One warning for each setting that exposes calls to other machines: without TLS, or without credentials."""
+    messages = [
+        f"{address} is served without TLS, and other machines can reach it: keys, tokens and calls can be read on the "
+        "way. Set `tls` (cert, key), or listen on 127.0.0.1 behind a proxy that has a certificate. With "
+        "`tls: required` the node refuses to start like this"
+        for address in find_plain_listeners(config)
+    ]
+    host, _ = parse_listen(config.listen)
+    if is_loopback(host):
+        return messages
+    if config.auth.anonymous:
+        messages.append(
+            f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
+            "they may call every agent of trust tier 'public'. To keep them out, remove auth.anonymous, or listen on "
+            "127.0.0.1 behind a proxy that authenticates"
+        )
+    for table in config.doors:
+        tier = table.get("anonymous")
+        if tier is not None:
+            messages.append(
+                f"doors: {table.get('kind')}: anonymous: {tier} lets callers without credentials in at "
+                f"{config.listen}, which other machines can reach, and trusts them as '{tier}'. To keep them out, "
+                "remove it, or listen on 127.0.0.1"
+            )
+    return messages
+
+
+def list_view_warnings(views: Iterable[View], manifests: Iterable[Manifest]) -> list[str]:
+    """A warning for each view that includes nothing of these agents and tools, or everything, and for each of its
+    patterns that matches nothing.
+    """
+    offered, warnings = list(manifests), list[str]()
+    for view in views:
+        if not any(map(view.may_include, offered)):
+            warnings.append(
+                f"views: '{view.name}' matches no agent and no tool, so its callers see nothing. Compare its patterns "
+                "with the output of: a2a-fabric tools list"
+            )
+        elif all(view.includes(manifest, EVERY_CAPABILITY) for manifest in offered):
+            warnings.append(
+                f"views: '{view.name}' matches every agent and every tool, so it hides nothing. Name what it is to "
+                "include in agents, tools, tags or tiers"
+            )
+        problems = islice(view.list_unmatched(offered), _MAX_PROBLEMS)
+        warnings += [f"views: '{view.name}': {problem}" for problem in problems]
+    return warnings
