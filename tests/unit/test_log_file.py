@@ -14,8 +14,9 @@ import pytest
 
 from a2a_fabric.core.errors import STORE_AWAY, STORE_BACK
 from a2a_fabric.core.redaction import redact_json, redact_text
+from a2a_fabric.telemetry.log import JSONHandler, LogWriter, StoreOutage
+from a2a_fabric.telemetry.log_entries import CallLogEntry, TextLogEntry, format_entry
 from a2a_fabric.telemetry.log_file import LogFile
-from a2a_fabric.telemetry.observer import CallLogEntry, JSONHandler, LogWriter, StoreOutage, TextLogEntry, format_entry
 
 
 def make_entry(message: str) -> TextLogEntry:

@@ -22,8 +22,9 @@ from a2a_fabric.core.propagation import current_trace, process_trace
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.entry import observe
+from a2a_fabric.telemetry.log import JSONHandler, LogWriter, capture_log_records
 from a2a_fabric.telemetry.metrics import AgentGauges, Metrics
-from a2a_fabric.telemetry.observer import JSONHandler, LogWriter, Telemetry, capture_log_records
+from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call, validate

@@ -28,9 +28,10 @@ from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.history import CallHistory
+from a2a_fabric.telemetry.log import LogStream, LogWriter, capture_log_records
 from a2a_fabric.telemetry.log_file import LogFile
 from a2a_fabric.telemetry.metrics import Metrics
-from a2a_fabric.telemetry.observer import LogStream, LogWriter, Telemetry, capture_log_records
+from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.telemetry.recorder import SpanRecorder, build_export, build_sampler
 from a2a_fabric.version import __version__
 

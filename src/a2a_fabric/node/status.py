@@ -12,9 +12,9 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
+from a2a_fabric.telemetry.log import LogWriter
 from a2a_fabric.telemetry.metrics import Metrics
 from a2a_fabric.telemetry.node_metrics import EventLoopLag, ProcessMetrics, StoreMetrics, UsageGauges
-from a2a_fabric.telemetry.observer import LogWriter
 
 _MAX_NAMED = 20  # agents in the reason of a check
 _AVAILABLE = frozenset({"online", "degraded"})
