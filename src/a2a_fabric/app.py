@@ -173,7 +173,8 @@ class Fabric:
 
     def narrow_to_view(self, principal: Principal, view: str | None) -> Principal:
         """The user of MCP on stdio, within a view of this node. Raises BadInput for a view that it does not have."""
-        return self.active_policy.bind(self._doors.identify.narrow(principal, Credentials(view=view)), "mcp", "", "")
+        narrowed = self._authentication.resolver.narrow(principal, Credentials(view=view))
+        return self.active_policy.bind(narrowed, "mcp", "", "")
 
     def _build(self, stack: AsyncExitStack, memory: AgentMemory) -> None:
         """All parts of the node, each after those that it needs."""
@@ -311,7 +312,10 @@ class Fabric:
                     self._views, self._has_checked_views = config.views, False
                     self._log_view_warnings(self.registry.catalog)
                 self._authentication.reserve_names(reserved)
-                self.app.set_token_middleware(self._authentication.build_token_middleware())
+                self.app.set_middleware(
+                    self._authentication.build_token_middleware(),
+                    self._authentication.build_identity_middleware(self._limits.body),
+                )
 
             return take_effect
 

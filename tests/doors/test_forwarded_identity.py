@@ -276,10 +276,30 @@ async def test_no_byte_of_one_can_be_changed() -> None:
                 verify(text)
 
 
-async def test_the_nodes_that_must_sign_cannot_change_unnoticed_while_the_node_runs(node: Node) -> None:
-    auth = msgspec.structs.replace(node.fabric.config.auth, nodes=())
-    with pytest.raises(ConfigError, match=r"auth\.nodes"):
-        node.fabric.reload(msgspec.structs.replace(node.fabric.config, auth=auth))
+@requirement("001-58")
+async def test_the_nodes_that_must_sign_change_while_the_node_runs(node: Node) -> None:
+    """As all of `auth`: on a node that trusted none before, too, and what was used once stays used."""
+    running_config = node.fabric.settings.running
+    trusted = running_config.auth.nodes
+    used = sign()
+    assert (await send(node, used)).json["ok"] is True
+
+    def trust(*nodes: Any) -> None:
+        auth = msgspec.structs.replace(running_config.auth, nodes=nodes)
+        outcome = node.fabric.reload(msgspec.structs.replace(running_config, auth=auth))
+        assert (outcome.applied, outcome.waiting) == (("auth",), ())
+
+    try:
+        trust()
+        assert (await send(node, None)).status == 200
+        assert "actors" not in (await send(node, sign())).json["result"]["auth"]  # nobody can check it any more
+    finally:
+        trust(*trusted)
+    assert (await send(node, None)).status == 401
+    assert "used before" in (await send(node, used)).json["error"]
+    assert (await send(node, sign())).json["result"]["auth"]["actors"] == ["alice", "bot", "far"]
+    with pytest.raises(ConfigError, match="no such file"):
+        trust(msgspec.structs.replace(trusted[0], jwks_file="missing.json"))
     assert (await send(node, None)).status == 401
 
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from a2a_fabric.core.call import ignore_event
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callback, Callbacks
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.result import Answer
 from a2a_fabric.protocols.a2a.decode import parse_push
@@ -39,7 +40,7 @@ ALL_LINES = [*LINES, "jsonrpc-elder", "http-elder", "grpc-elder"]
 async def listening(callbacks: Callbacks) -> AsyncIterator[Callbacks]:
     """As a node does, with no door but this."""
     listener = bind_socket("127.0.0.1", 0, exact_port=True)
-    server = HttpServer(WebApp([], [], callbacks, body_bytes=20_000), [listener], drain_timeout=1, connections=100)
+    server = HttpServer(WebApp([], [], callbacks, BodyLimit(20_000)), [listener], drain_timeout=1, connections=100)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield callbacks

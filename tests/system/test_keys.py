@@ -9,8 +9,10 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 
+from a2a_fabric.config import LimitSettings
 from a2a_fabric.identity.signing import SigningKey
 from tests.marks import requirement
 from tests.system.node import WAIT_TIMEOUT, Node, run, running_node, until
@@ -124,9 +126,19 @@ def test_an_edit_of_the_configuration_takes_effect_and_a_broken_one_does_not(tmp
         assert "'nonsense' is not a scope" in node.said
         assert (status(node, "carols-second-key"), status(node, "carols-third-key")) == (200, 401)
 
-        write(tmp_path, auth={"keys": [{"id": "carol", "key": "carols-fourth-key"}]}, routing={"fallback": False})
+        limits = {
+            name: (value or 10) * 0.5 if isinstance(value, float) else (value or 10) * 2
+            for name, value in msgspec.to_builtins(LimitSettings()).items()
+        }
+        write(
+            tmp_path,
+            auth={"keys": [{"id": "carol", "key": "carols-fourth-key"}]},
+            limits=limits,
+            routing={"fallback": False},
+        )
         until_status(node, "carols-fourth-key", 200)
-        until(lambda: "need a restart of the node: routing.fallback" in node.said, "what needs a restart")
+        until(lambda: 'need a restart of the node: routing.fallback"' in node.said, "what needs a restart")
+        assert all(f"limits.{name}" in node.said for name in limits)
         (tmp_path / "fabric.yaml").unlink()
         node.signal(signal.SIGHUP)
         until(lambda: node.said.count("the last good one stays in use") == 2, "the second reason in the log")

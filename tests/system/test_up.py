@@ -313,3 +313,8 @@ async def test_a_websocket_message_may_be_as_large_as_a_body_and_no_larger(tmp_p
             await ws.send(json.dumps({"name": "fabric.health"}).ljust(2049))
             with pytest.raises(websockets.ConnectionClosedError, match="1009"):
                 await asyncio.wait_for(ws.recv(), 30)
+        (tmp_path / "fabric.yaml").write_text("limits: {body_bytes: 4096}\n")
+        until(lambda: "changed: limits.body_bytes" in node.said, "the new limit")
+        async with websockets.connect(node.url.replace("http", "ws") + "/mcp/call", additional_headers=headers) as ws:
+            await ws.send(json.dumps({"name": "fabric.health"}).ljust(4096))
+            assert json.loads(await asyncio.wait_for(ws.recv(), 30))["data"]["ok"] is True

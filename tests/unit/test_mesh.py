@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from a2a_fabric.cli.program import app
 from a2a_fabric.core.agent import Capability, ListedAgent, Manifest, Status
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.result import Event
 from a2a_fabric.mesh.agents import MeshAgents, is_shared
 from a2a_fabric.mesh.frames import (
@@ -52,7 +53,14 @@ class Bus:
 
     def add(self, name: str, app: Any, key: bytes | None = b"k" * 32) -> NodeMailbox:
         mailbox = NodeMailbox(
-            name, f"start-{name}", PREFIX, self.publish, app, body_bytes=1 << 20, is_member=self._is_member, key=key
+            name,
+            f"start-{name}",
+            PREFIX,
+            self.publish,
+            app,
+            body_limit=BodyLimit(1 << 20),
+            is_member=self._is_member,
+            key=key,
         )
         self.mailboxes[mailbox.subject] = mailbox
         return mailbox

@@ -309,15 +309,24 @@ def _load_tls(setup: NodeSetup) -> ServerTLS | None:
     return None if files is None else ServerTLS(files)
 
 
-_SERVER_LIMITS = ("connections", "request_seconds", "unread_seconds", "drain_seconds")
+_SERVER_LIMITS = (
+    "body_bytes",
+    "connections",
+    "request_seconds",
+    "unread_seconds",
+    "drain_seconds",
+    "not_ready_seconds",
+)
 
 
 def _apply_limits(server: HttpServer, limits: LimitSettings) -> None:
     server.set_limits(
         drain_timeout=limits.drain_seconds,
         connections=raise_file_limit(limits.connections),
+        message_bytes=limits.body_bytes,
         request_seconds=limits.request_seconds,
         unread_seconds=limits.unread_seconds,
+        not_ready_seconds=limits.not_ready_seconds,
     )
 
 

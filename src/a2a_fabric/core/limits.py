@@ -64,6 +64,28 @@ def read_share(share: Share) -> float:
     return share.value if isinstance(share, CallerShare) else share
 
 
+class BodyLimit:
+    """How many bytes the body of a request may have. All that read bodies share it, and it follows the settings."""
+
+    __slots__ = ("bytes", "listeners")
+
+    def __init__(self, bytes: int) -> None:
+        self.bytes = bytes
+        self.listeners: list[Callable[[int], None]] = []  # told of each change
+
+    def at_least(self, least: int) -> BodyLimit:
+        """The limit of a door that allows `least` bytes in any case."""
+        derived = BodyLimit(max(least, self.bytes))
+        self.listeners.append(lambda bytes: derived.set(max(least, bytes)))
+        return derived
+
+    def set(self, bytes: int) -> None:
+        if bytes != self.bytes:
+            self.bytes = bytes
+            for listener in self.listeners:
+                listener(bytes)
+
+
 class FairLimit:
     """Call `acquire` before and `release` after; every call does both twice, so both are short.
 

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.file_version import FileVersion, read_file_version
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
+from a2a_fabric.core.limits import DEFAULT_SHARE, BodyLimit, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.failed_attempts import FailedAttempts
@@ -100,7 +100,7 @@ class DoorContext:
     subscriptions: FairLimit
     failed_attempts: FailedAttempts
     caller_share: Share = DEFAULT_SHARE  # of each limit, for one caller
-    body_bytes: int = 4 * 1024 * 1024
+    body_limit: BodyLimit = field(default_factory=lambda: BodyLimit(4 * 1024 * 1024))
     metrics: Callable[[], Awaitable[bytes]] | None = None
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
@@ -109,7 +109,8 @@ class DoorContext:
     sign_trace: Callable[[Trace, str, Any], str] | None = None  # for trace, outcome and result of a reply
     resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
     public_url: str | None = None  # of this node; None: the address that each request was sent to
-    issuers: tuple[str, ...] = ()  # whose tokens are accepted, besides the node's own keys
+    admits_anonymous: Callable[[], bool] = lambda: False  # whether programs need no credentials
+    list_issuers: Callable[[], tuple[str, ...]] = lambda: ()  # whose tokens are accepted, besides the node's own keys
     door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
     owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several

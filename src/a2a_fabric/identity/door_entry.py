@@ -32,6 +32,10 @@ class DoorEntry:
         self._add_credentials = add_credentials
         self._active_policy = active_policy
 
+    def set_resolver(self, resolver: CallerResolver) -> None:
+        """Callers are identified in another way from now on."""
+        self._resolver = resolver
+
     def identify(self, credentials: Credentials) -> Principal:
         """Raises as the resolver does. The calls of this request are recorded as those of this door."""
         current_origin.set(self._origin)

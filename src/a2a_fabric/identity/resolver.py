@@ -151,6 +151,10 @@ class Resolver:
             self._count_outcome(principal.mode, "success")
         return principal if credentials.view is None else self.narrow(principal, credentials)
 
+    @property
+    def admits_anonymous(self) -> bool:
+        return self._anonymous is not None
+
     def replace(
         self,
         anonymous: Principal | None,

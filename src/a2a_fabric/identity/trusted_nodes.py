@@ -59,13 +59,17 @@ class TrustedNodes:
         used_tokens: UsedTokenStore | None = None,
     ) -> None:
         """`used_tokens` remembers used identities for all nodes that share a store, and over restarts."""
-        self._nodes = {node.settings.name: node for node in nodes}
-        self._required = {caller: node.settings.name for node in nodes for caller in node.settings.callers}
+        self.replace(nodes)
         self._resolver = resolver
         self._clock = clock
         self._seen = SeenIdentities()
         self._used_tokens = used_tokens
         self._kept: dict[str, ForwardedIdentity | RefusedToken] = {}  # as many as requests are under way
+
+    def replace(self, nodes: Sequence[TrustedNode]) -> None:
+        """Other nodes count from now on. What was used before stays used."""
+        self._nodes = {node.settings.name: node for node in nodes}
+        self._required = {caller: node.settings.name for node in nodes for caller in node.settings.callers}
 
     async def verify(self, token: str, read_body: Callable[[], Awaitable[bytes]], trace_id: str | None = None) -> str:
         """Where the verified identity, or the reason for its refusal, is kept. The body of a request whose identity is
@@ -106,9 +110,6 @@ class TrustedNodes:
     def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
         return self._resolver.narrow(principal, credentials)
 
-    async def verify_token(self, credentials: Credentials) -> None:
-        await self._resolver.verify_token(credentials)
-
     async def _check(
         self, token: str, read_body: Callable[[], Awaitable[bytes]], trace_id: str | None
     ) -> ForwardedIdentity:
@@ -141,7 +142,10 @@ class TrustedNodes:
             raise AuthInvalid("The identity was used before")
 
     def _apply(self, identity: ForwardedIdentity, principal: Principal) -> Principal:
-        callers = self._nodes[identity.iss].settings.callers
+        node = self._nodes.get(identity.iss)
+        if node is None:  # the settings have changed since it was checked
+            raise AuthInvalid(f"The identity was signed by '{identity.iss[:200]}', which is no longer in `auth.nodes`")
+        callers = node.settings.callers
         if callers and principal.principal_id not in callers:
             raise AuthInvalid(
                 f"The identity was signed by node '{identity.iss[:200]}', and the credentials belong to "
@@ -162,20 +166,17 @@ def _as_bearer(mandate: str) -> Credentials:
     return Credentials(authorization=f"Bearer {mandate}")
 
 
-def build_trusted_nodes(
+def list_trusted_nodes(
     settings: Sequence[TrustedNodeSettings],
-    resolver: Resolver,
     own_names: tuple[str, ...],
     base: Path,
     http: HTTPClient,
-    used_tokens: UsedTokenStore | None = None,
-) -> TrustedNodes:
+) -> list[TrustedNode]:
     """Raises ConfigError."""
     names = [each.name for each in settings]
     if duplicate := next((each for each in names if names.count(each) > 1), None):
         raise ConfigError(f"auth.nodes: `name` {duplicate!r} is used twice")
-    nodes = [TrustedNode(each, each.audience or own_names, _build_key_set(each, base, http)) for each in settings]
-    return TrustedNodes(nodes, resolver, used_tokens=used_tokens)
+    return [TrustedNode(each, each.audience or own_names, _build_key_set(each, base, http)) for each in settings]
 
 
 def _build_key_set(settings: TrustedNodeSettings, base: Path, http: HTTPClient) -> KeySet:

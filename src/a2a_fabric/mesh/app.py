@@ -115,7 +115,7 @@ class PeerApp:
 
     async def _serve_peer(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(receive, head_from_scope(scope), self._services.body_bytes + _ENVELOPE_BYTES)
+            body = await read_body(receive, head_from_scope(scope), self._services.body_limit.bytes + _ENVELOPE_BYTES)
             exchange = _Exchange(send)
             await run_until_disconnect(scope, receive, lambda: self._answer(path, body, exchange))
         except ClientDisconnected:

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.edge import ON_DISCONNECT_KEY
 from a2a_fabric.mesh.messages import (
@@ -73,7 +74,7 @@ class NodeMailbox:
         publish: Publish,
         app: ASGIApp,
         *,
-        body_bytes: int,
+        body_limit: BodyLimit,
         is_member: Callable[[str, str], bool],
         key: bytes | None = None,
     ) -> None:
@@ -86,7 +87,7 @@ class NodeMailbox:
         self._prefix = prefix
         self._publish = publish
         self._app = app
-        self._body_bytes = body_bytes
+        self._body_limit = body_limit
         self._key = key
         self._numbers = itertools.count(1)
         self._sent: dict[int, _SentRequest] = {}
@@ -184,7 +185,7 @@ class NodeMailbox:
             _log.warning("a request of node %s arrived a second time and was dropped", request.sender)
             return
         key = (request.sender, request.number)
-        received = self._received[key] = _ReceivedRequest(self, request, self._body_bytes)
+        received = self._received[key] = _ReceivedRequest(self, request, self._body_limit.bytes)
         task = asyncio.ensure_future(received.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -134,7 +134,7 @@ class Mesh:
             f"{self._prefix}.node",
             self._publish,
             PeerApp(services),
-            body_bytes=services.body_bytes,
+            body_limit=services.body_limit,
             is_member=self._membership.is_member,
             key=self._key,
         )

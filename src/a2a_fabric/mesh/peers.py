@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from a2a_fabric.core.agent import MESH_RUNTIME, Manifest, Status
 from a2a_fabric.core.call import Step
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import AgentSource, Runtime, load_module
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PeerClient
@@ -92,7 +93,7 @@ class Peers:
         return None if self.workers is None else self.workers.build_runtime(manifest, on_listing_changed)
 
     def build_relay(
-        self, find_agent: Callable[[str], Manifest | None], body_bytes: int
+        self, find_agent: Callable[[str], Manifest | None], body_limit: BodyLimit
     ) -> Callable[[ASGIApp], ASGIApp]:
         """What hands requests of clients to the process that they belong to."""
 
@@ -104,7 +105,7 @@ class Peers:
                 return None if self.mesh is None else self.mesh.find_node(agent_id)
             return None if self.workers is None else self.workers.find_holder_name(manifest)
 
-        return RequestRelay(self._clients, find_holder, body_bytes).wrap
+        return RequestRelay(self._clients, find_holder, body_limit).wrap
 
     def forward_answers(self) -> Step:
         return forward_answers(self._clients)

@@ -17,6 +17,7 @@ import msgspec
 from a2a_fabric.core.call import Call, Emit, Handler, Step
 from a2a_fabric.core.callbacks import CALLBACK_PATH
 from a2a_fabric.core.errors import PayloadTooLarge
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Result
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
@@ -86,11 +87,11 @@ class RequestRelay:
     """
 
     def __init__(
-        self, peers: Mapping[str, PeerClient], find_holder: Callable[[str], str | None], body_bytes: int
+        self, peers: Mapping[str, PeerClient], find_holder: Callable[[str], str | None], body_limit: BodyLimit
     ) -> None:
         self._peers = peers
         self._find_holder = find_holder
-        self._body_bytes = body_bytes
+        self._body_limit = body_limit
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         async def wrapped(scope: Any, receive: Receive, send: Send) -> None:
@@ -109,11 +110,11 @@ class RequestRelay:
         body: bytes | None = None
         try:
             if owner is None and scope["method"] == "POST" and _agent_from_path(scope["path"]) is not None:
-                body = await _read(scope, receive, self._body_bytes)
+                body = await _read(scope, receive, self._body_limit.bytes)
                 owner = self._find_resumed(body)
             peer = self._peers.get(owner) if owner is not None else None
             if peer is not None and body is None:
-                body = await _read(scope, receive, self._body_bytes)
+                body = await _read(scope, receive, self._body_limit.bytes)
         except PayloadTooLarge as error:
             await _refuse(send, 413, error.code, error.message)
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.call import Call, Handler
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.spans import Span
 from a2a_fabric.doors.context import ASGIApp
@@ -35,6 +36,6 @@ class PeerServices:
     on_agent_changed: Callable[[str], None]
     render_metrics: Callable[[], Awaitable[bytes]]
     doors: ASGIApp
-    body_bytes: int
+    body_limit: BodyLimit
     read_trace: Callable[[str], Awaitable[Sequence[Span]]] = _read_nothing
     list_agents: Callable[[str], NodeListing] = lambda site: NodeListing(agents=())  # for a node of this site

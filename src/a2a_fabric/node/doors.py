@@ -12,7 +12,6 @@ from a2a_fabric.console.pages import ConsolePages
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.node_health import NodeHealth
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.identity.door_entry import DoorEntry
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.logins.pages import LoginPages
 from a2a_fabric.messages.inboxes import Inboxes
@@ -20,12 +19,12 @@ from a2a_fabric.messages.messages import Messages
 from a2a_fabric.node.agents import AgentParts
 from a2a_fabric.node.calls import CallParts
 from a2a_fabric.node.context import NodeContext, resolve_tls_files
-from a2a_fabric.node.identity import Authentication, LazyNodeKeys, build_trusted_nodes, list_token_issuers
+from a2a_fabric.node.identity import Authentication, LazyNodeKeys
 from a2a_fabric.node.runtimes import RuntimeParts
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.web.asgi import WebApp
-from a2a_fabric.web.identity_middleware import IdentityMiddleware, make_jwks_route
+from a2a_fabric.web.identity_middleware import make_jwks_route
 
 
 class DoorParts:
@@ -42,7 +41,6 @@ class DoorParts:
         inboxes: Inboxes,
     ) -> None:
         """Raises ConfigError."""
-        config = context.config
         self._context = context
         self._authentication = authentication
         self._node_keys = node_keys
@@ -53,21 +51,19 @@ class DoorParts:
         self.tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         context.stack.push_async_callback(self.tunnel_client.aclose)
         context.stack.push_async_callback(authentication.aclose)
-        resolver = authentication.build_resolver(context.telemetry.metrics.count_auth_attempt)
-        self._trusted_nodes = build_trusted_nodes(config, resolver, context.base, context.stack, context.store)
-        self.identify = self._trusted_nodes or resolver
-        self.doors = [self._build_door(dict(table)) for table in config.doors]
+        authentication.build_resolver(context.telemetry.metrics.count_auth_attempt, context.store)
+        self.doors = [self._build_door(dict(table)) for table in context.config.doors]
 
     def build_app(self, agents: AgentParts, node_health: NodeHealth, stops: Sequence[Callable[[], None]]) -> WebApp:
         """`stops` end what would keep requests open when the node stops."""
         context, config, peers = self._context, self._context.config, self._context.peers
         console = ConsolePages() if config.console.enabled else None
-        trusted_nodes, body_bytes = self._trusted_nodes, config.limits.body_bytes
+        body_limit = context.limits.body
         return WebApp(
             self.doors,
             stops,
             context.callbacks,
-            body_bytes,
+            body_limit,
             self._authentication.build_token_middleware(),
             node_health,
             [view.name for view in config.views],
@@ -76,8 +72,8 @@ class DoorParts:
                 make_jwks_route(self._node_keys.list_public),
                 *(() if console is None else console.routes),
             ],
-            None if trusted_nodes is None else IdentityMiddleware(trusted_nodes, body_bytes).wrap,
-            None if peers is None else peers.build_relay(agents.find, body_bytes),
+            self._authentication.build_identity_middleware(body_limit),
+            None if peers is None else peers.build_relay(agents.find, body_limit),
             None if console is None else console.render_greeting,
         )
 
@@ -98,16 +94,17 @@ class DoorParts:
         render_metrics: Callable[[], Awaitable[bytes]] = context.telemetry.metrics.render_exposition
         if context.peers is not None:
             render_metrics = context.peers.merge_metrics(render_metrics)
-        add_credentials = self._authentication.resolver.add_credentials
-        entry = DoorEntry(plugins.canonical_kind(kind), self.identify, add_credentials, context.policy)
+        entry = self._authentication.build_entry(plugins.canonical_kind(kind), context.policy)
+        resolver = self._authentication.resolver
         return DoorContext(
             gateway=self._calls.gateway,
             operations=self._operations,
             identify=entry.identify,
             narrow_to_views=entry.narrow,
-            verify_credentials=self.identify.verify_token,
+            verify_credentials=resolver.verify_token,
             add_credentials=entry.add_credentials,
-            issuers=list_token_issuers(config),
+            admits_anonymous=lambda: resolver.admits_anonymous,
+            list_issuers=self._authentication.list_issuers,
             log=context.telemetry.log_request,
             acquire_stream=self._open_stream,
             release_stream=self._close_stream,
@@ -115,7 +112,7 @@ class DoorParts:
             subscriptions=limits.subscriptions,
             failed_attempts=limits.failed_attempts,
             caller_share=limits.caller_share,
-            body_bytes=config.limits.body_bytes,
+            body_limit=limits.body,
             metrics=render_metrics if config.metrics else None,
             tunnel=self._runtimes.find_tunnel,
             proxy_steps=self._calls.proxy_steps,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from a2a_fabric.config import AuthKey, Config, TLSSettings, parse_listen
+from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError, InternalError
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.propagation import Trace
@@ -22,16 +23,18 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.core.view import View
 from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers
+from a2a_fabric.identity.door_entry import DoorEntry
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.registry.names import ReservedNames
+from a2a_fabric.web.identity_middleware import IdentityMiddleware
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 if TYPE_CHECKING:
     from a2a_fabric.identity.receipt_writer import ReceiptWriter
-    from a2a_fabric.identity.trusted_nodes import TrustedNodes
+    from a2a_fabric.identity.trusted_nodes import TrustedNode, TrustedNodes
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ def build_certificate_callers(config: Config) -> CertificateCallers:
 
 
 class Authentication:
-    """Who is let in, and how: keys, issuers and anonymous callers, which may change while the node runs."""
+    """Who is let in: keys, issuers, other nodes and anonymous callers, which may change while the node runs."""
 
     def __init__(self, config: Config, psk: str | None, base: Path) -> None:
         """Raises ConfigError."""
@@ -95,29 +98,41 @@ class Authentication:
         self._views = _index_views(config)
         self._http: OutboundClient | None = None
         self._tokens: list[Any] = []  # those of earlier settings may still be checking a token
+        self._entries: list[DoorEntry] = []
+        self._trusted_nodes: TrustedNodes | None = None  # kept when the settings change: it remembers what was used
+        self._used_tokens: UsedTokenStore | None = None
         self.keys = SharedKeys(collect_shared_keys(config, psk))
 
-    def build_resolver(self, count_attempt: Callable[[str, str], None]) -> Resolver:
+    def build_resolver(self, count_attempt: Callable[[str, str], None], store: Store) -> None:
         """Raises ConfigError."""
+        # A store of another package may not remember used tokens; then each node remembers those that it saw.
+        self._used_tokens = getattr(store, "used_tokens", None)
         anonymous, tokens = _make_anonymous_principal(self._config), self._build_tokens(self._config)
         self.resolver = Resolver(
             self.keys, anonymous, count_attempt, tokens, self._config.views, build_certificate_callers(self._config)
         )
-        return self.resolver
+        self._set_nodes(self._list_nodes(self._config))
+
+    def build_entry(self, door: str, active_policy: ActivePolicy) -> DoorEntry:
+        """How one door identifies callers; it follows changes."""
+        entry = DoorEntry(door, self._identify, self.resolver.add_credentials, active_policy)
+        self._entries.append(entry)
+        return entry
 
     def prepare(self, config: Config) -> Callable[[], None]:
         """Check `auth` and `views` of a new configuration; the function puts both into effect. Raises ConfigError."""
-        if config.auth.nodes != self._config.auth.nodes:
-            raise ConfigError("auth.nodes cannot change while the node runs. Restart the node")
         config = msgspec.structs.replace(self._config, auth=config.auth, views=config.views)
         views = _index_views(config)
         keys, tokens = collect_shared_keys(config, self._psk), self._build_tokens(config)
-        certificates = build_certificate_callers(config)
+        certificates, nodes = build_certificate_callers(config), self._list_nodes(config)
 
         def take_effect() -> None:
             self._config, self._views = config, views
             self.keys.set_configured(keys)
             self.resolver.replace(_make_anonymous_principal(config), tokens, certificates, config.views)
+            self._set_nodes(nodes)
+            for entry in self._entries:
+                entry.set_resolver(self._identify)
 
         return take_effect
 
@@ -126,6 +141,19 @@ class Authentication:
 
     def build_token_middleware(self) -> TokenMiddleware | None:
         return build_token_middleware(self._config, self.resolver)
+
+    def list_issuers(self) -> tuple[str, ...]:
+        return list_token_issuers(self._config)
+
+    def build_identity_middleware(self, body_limit: BodyLimit) -> IdentityMiddleware | None:
+        """None on a node that trusts no other: identities that are sent to it say nothing."""
+        if self._trusted_nodes is None or not self._config.auth.nodes:
+            return None
+        return IdentityMiddleware(self._trusted_nodes, body_limit)
+
+    @property
+    def _identify(self) -> Resolver | TrustedNodes:
+        return self.resolver if self._trusted_nodes is None or not self._config.auth.nodes else self._trusted_nodes
 
     def reserve_names(self, names: ReservedNames) -> None:
         """No agent may register under the name of a caller."""
@@ -146,31 +174,36 @@ class Authentication:
         """Raises ConfigError."""
         if not config.auth.issuers:
             return None
-        if self._http is None:
-            self._http = OutboundClient()  # unguarded: the operator configured these addresses
         # Loaded on demand: most nodes need no cryptography.
         trusted_issuers = load_module("a2a_fabric.identity.trusted_issuers")
-        tokens = trusted_issuers.build_trusted_tokens(config.auth.issuers, self._base, config.public_url, self._http)
+        tokens = trusted_issuers.build_trusted_tokens(
+            config.auth.issuers, self._base, config.public_url, self._open_http()
+        )
         self._tokens = [*(each for each in self._tokens if each.is_busy), tokens]
         return tokens
 
+    def _list_nodes(self, config: Config) -> list[TrustedNode]:
+        """Raises ConfigError."""
+        if not config.auth.nodes:
+            return []
+        own_names = tuple(name for name in (config.public_url, config.node_id) if name is not None)
+        trusted_nodes = load_module("a2a_fabric.identity.trusted_nodes")
+        nodes: list[TrustedNode] = trusted_nodes.list_trusted_nodes(
+            config.auth.nodes, own_names, self._base, self._open_http()
+        )
+        return nodes
 
-def build_trusted_nodes(
-    config: Config, resolver: Resolver, base: Path, stack: AsyncExitStack, store: Store
-) -> TrustedNodes | None:
-    """The resolver for a node that trusts the signed identities of other nodes. Raises ConfigError."""
-    if not config.auth.nodes:
-        return None
-    http = OutboundClient()  # unguarded: the operator configured these addresses
-    stack.push_async_callback(http.aclose)
-    trusted_nodes = load_module("a2a_fabric.identity.trusted_nodes")
-    own_names = tuple(name for name in (config.public_url, config.node_id) if name is not None)
-    # A store of another package may not remember used tokens; then each node remembers those that it saw.
-    used_tokens: UsedTokenStore | None = getattr(store, "used_tokens", None)
-    built: TrustedNodes = trusted_nodes.build_trusted_nodes(
-        config.auth.nodes, resolver, own_names, base, http, used_tokens
-    )
-    return built
+    def _set_nodes(self, nodes: list[TrustedNode]) -> None:
+        if self._trusted_nodes is not None:
+            self._trusted_nodes.replace(nodes)
+        elif nodes:
+            trusted_nodes = load_module("a2a_fabric.identity.trusted_nodes")
+            self._trusted_nodes = trusted_nodes.TrustedNodes(nodes, self.resolver, used_tokens=self._used_tokens)
+
+    def _open_http(self) -> OutboundClient:
+        if self._http is None:
+            self._http = OutboundClient()  # unguarded: the operator configured these addresses
+        return self._http
 
 
 class LazyNodeKeys:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from a2a_fabric.config import LimitSettings
-from a2a_fabric.core.limits import CallerShare, FairLimit
+from a2a_fabric.core.limits import BodyLimit, CallerShare, FairLimit
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.steps.entry import CallRateLimit
 
 # The others belong to the server (see `cli.up`), or to parts that take them when they are built.
 CHANGEABLE_LIMITS = (
+    "body_bytes",
     "timeout_ms",
     "max_timeout_ms",
     "share_per_caller",
@@ -26,6 +27,7 @@ CHANGEABLE_LIMITS = (
 
 class NodeLimits:
     def __init__(self, settings: LimitSettings) -> None:
+        self.body = BodyLimit(settings.body_bytes)
         self.caller_share = CallerShare(settings.share_per_caller)
         self.calls = FairLimit("calls", settings.concurrent_calls, self.caller_share)
         self.call_rate = CallRateLimit(settings.calls_per_minute)
@@ -34,6 +36,7 @@ class NodeLimits:
         self.failed_attempts = FailedAttempts(settings.failed_attempts_per_minute)
 
     def apply(self, settings: LimitSettings) -> None:
+        self.body.set(settings.body_bytes)
         self.calls.resize(settings.concurrent_calls)
         if settings.calls_per_minute != self.call_rate.per_minute:
             self.call_rate.set_rate(settings.calls_per_minute)

@@ -59,7 +59,7 @@ def build_peer_services(
         on_agent_changed=agents.health_monitor.refresh,
         render_metrics=context.telemetry.metrics.render_exposition,
         doors=app,
-        body_bytes=context.config.limits.body_bytes,
+        body_limit=context.limits.body,
         read_trace=read_trace,
     )
 

@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.node_health import NodeCheck, NodeHealth, is_ready
 from a2a_fabric.core.propagation import Trace, new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
@@ -36,6 +37,7 @@ from a2a_fabric.doors.edge import (
     read_body,
 )
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
+from a2a_fabric.web.identity_middleware import IdentityMiddleware
 from a2a_fabric.web.token_middleware import TokenMiddleware
 
 LIVEZ_PATH = "/livez"
@@ -78,13 +80,13 @@ _TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105  # the name of a header
 _BEARER_PREFIX = "bearer "
 
 
-def make_callback_route(callbacks: Callbacks, body_bytes: int) -> Route:
+def make_callback_route(callbacks: Callbacks, body_limit: BodyLimit) -> Route:
     async def receive_notification(request: Request) -> Response:
         callback = callbacks.find(request.path_params["key"], _read_token(request))
         if callback is None:
             raise HTTPException(404)
         try:
-            notification = await read_body(request.receive, head_from_scope(request.scope), body_bytes)
+            notification = await read_body(request.receive, head_from_scope(request.scope), body_limit.bytes)
         except PayloadTooLarge:
             callback.deliver(b"")  # the call reads the news itself
             return Response(status_code=413)
@@ -111,21 +113,20 @@ class WebApp:
         doors: Sequence[Door],
         stops: Sequence[Callable[[], None]] = (),
         callbacks: Callbacks | None = None,
-        body_bytes: int = 4 * 1024 * 1024,
+        body_limit: BodyLimit | None = None,
         token_middleware: TokenMiddleware | None = None,
         health: NodeHealth | None = None,
         views: Sequence[str] = (),
         pages: Sequence[BaseRoute] = (),
-        check_identities: Callable[[ASGIApp], ASGIApp] | None = None,
+        identity_middleware: IdentityMiddleware | None = None,
         hand_over: Callable[[ASGIApp], ASGIApp] | None = None,
         render_greeting: Callable[[], Response] | None = None,
     ) -> None:
-        """`check_identities` wraps what is served by a node that trusts the signed identities of others, `hand_over`
+        """`identity_middleware` is for a node that trusts the signed identities of others, `hand_over` wraps
         what is served by one of several processes: requests that belong to another go there, before anything else.
         `render_greeting` makes the page that a browser gets at `/`; everyone else gets JSON.
         """
         self._render_greeting = render_greeting
-        self._check_identities = check_identities
         self._hand_over = hand_over
         self._doors = doors
         self._views = views
@@ -137,17 +138,24 @@ class WebApp:
             *make_health_routes(self.health),
             *pages,
             *(route for door in doors for route in door.routes),
-            make_callback_route(self._callbacks, body_bytes),
+            make_callback_route(self._callbacks, body_limit or BodyLimit(4 * 1024 * 1024)),
         ]
         self._stops = [self.health.start_draining, *stops, *(stop for door in doors for stop in door.stop)]
         # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
         self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {}
-        self.set_token_middleware(token_middleware)
+        self.set_middleware(token_middleware, identity_middleware)
 
-    def set_token_middleware(self, token_middleware: TokenMiddleware | None) -> None:
-        """Put it in front of everything from now on. Nodes that trust no issuer have none, and pay nothing for it."""
-        own = None if token_middleware is None else token_middleware.wrap
-        wrappers = [own, self._check_identities, self._hand_over]
+    def set_middleware(
+        self, token_middleware: TokenMiddleware | None, identity_middleware: IdentityMiddleware | None
+    ) -> None:
+        """Put them in front of everything from now on. Nodes that trust no issuer, or no other node, have none, and pay
+        nothing for it.
+        """
+        wrappers = [
+            None if token_middleware is None else token_middleware.wrap,
+            None if identity_middleware is None else identity_middleware.wrap,
+            self._hand_over,
+        ]
         self._wrap = _chain_wrappers([each for each in wrappers if each is not None])
         self._hot_paths = {path: self._wrap(app) for door in self._doors for path, app in door.hot.items()}
         self._websockets = {path: self._wrap(app) for door in self._doors for path, app in door.sockets.items()}

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.forwarding import IDENTITY_HEADER
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     HEAD_KEY,
@@ -39,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 class IdentityMiddleware:
-    def __init__(self, trusted_nodes: TrustedNodes, body_bytes: int) -> None:
+    def __init__(self, trusted_nodes: TrustedNodes, body_limit: BodyLimit) -> None:
         self._trusted_nodes = trusted_nodes
-        self._body_bytes = body_bytes
+        self._body_limit = body_limit
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         async def wrapped(scope: Any, receive: Receive, send: Send) -> None:
@@ -66,9 +67,9 @@ class IdentityMiddleware:
 
         async def read() -> bytes:
             nonlocal body
-            body = take_buffered_body(shortcut, self._body_bytes)
+            body = take_buffered_body(shortcut, self._body_limit.bytes)
             if body is None:
-                body = await read_body(receive, head, self._body_bytes)
+                body = await read_body(receive, head, self._body_limit.bytes)
             return body
 
         try:

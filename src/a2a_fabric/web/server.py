@@ -135,14 +135,25 @@ class HttpServer(uvicorn.Server):
             app.set_listen_url(url_from_socket(sockets[0], is_secure=tls is not None))
 
     def set_limits(
-        self, *, drain_timeout: float, connections: int, request_seconds: float, unread_seconds: float
+        self,
+        *,
+        drain_timeout: float,
+        connections: int,
+        message_bytes: int,
+        request_seconds: float,
+        unread_seconds: float,
+        not_ready_seconds: float | None,
     ) -> None:
-        """Open connections take over the times; the number of connections is compared with each new one."""
+        """Open connections take over the times; the number of connections is compared with each new one. WebSockets
+        that are open keep the size of their messages.
+        """
+        self.config.ws_max_size = message_bytes
         self.config.limit_concurrency = connections
         self.config.timeout_graceful_shutdown = max(1, round(drain_timeout))
         protocol: Any = self.config.http_protocol_class
         protocol.request_seconds, protocol.unread_seconds = request_seconds, unread_seconds
         self._handshake_seconds = request_seconds
+        self._not_ready_seconds = not_ready_seconds
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -290,13 +290,19 @@ class ServedCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardCache:
-    """`grpc_address` returns the address of the gRPC server, or None if it does not listen (yet)."""
+    """`read_options` returns what holds now: some of it changes while the node runs. `grpc_address` returns the address
+    of the gRPC server, or None if it does not listen (yet).
+    """
 
     def __init__(
-        self, gateway: Gateway, options: CardOptions, grpc_address: Callable[[], str | None], sign: CardSigner | None
+        self,
+        gateway: Gateway,
+        read_options: Callable[[], CardOptions],
+        grpc_address: Callable[[], str | None],
+        sign: CardSigner | None,
     ) -> None:
         self._gateway = gateway
-        self._options = options
+        self._read_options = read_options
         self._grpc_address = grpc_address
         self._sign = sign
         self._cache: OrderedDict[tuple[Any, ...], tuple[object, ServedCard]] = OrderedDict()
@@ -308,7 +314,7 @@ class CardCache:
         name = context.agent.agent_id if context.agent is not None else None
         options = self._choose_options(context)
         access = make_access_key(context.principal)
-        key = (name, context.base_url, access, self._grpc_address(), options.supports_0_3)
+        key = (name, context.base_url, access, self._grpc_address(), options)
         cached = self._cache.get(key)
         if cached is not None and cached[0] is source:
             self._cache.move_to_end(key)
@@ -324,8 +330,8 @@ class CardCache:
 
     def _choose_options(self, context: A2ARequestContext) -> CardOptions:
         """A client that says that it speaks 1.0 gets no names of 0.3."""
-        has_0_3_names = self._options.supports_0_3 and context.version == "0.3"
-        return msgspec.structs.replace(self._options, supports_0_3=has_0_3_names)
+        options = self._read_options()
+        return options if context.version == "0.3" else msgspec.structs.replace(options, supports_0_3=False)
 
     def _encode_card(self, card: dict[str, Any], previous: ServedCard | None) -> ServedCard:
         """A card whose content did not change keeps its date."""

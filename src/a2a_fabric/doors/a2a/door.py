@@ -15,7 +15,6 @@ from a2a_fabric.doors.a2a.push import A2APushConfigs
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskCreator, TaskListing
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.edge import AnonymousPolicy
 
 _GRPC_MODULE = "a2a_fabric.doors.a2a.grpc"
 _SIGNING_MODULE = "a2a_fabric.doors.a2a.card_signing"
@@ -38,18 +37,21 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     push = A2APushConfigs(jobs, settings.push_secret, settings.max_push_configs, context.subscriptions)
     creator = TaskCreator(gateway, jobs, context.operations.routing, settings.replay_seconds)
     tasks = A2ATasks(jobs, creator, settings)
-    card_options = CardOptions(
-        push=push.is_supported,
-        needs_key=not AnonymousPolicy(context, None).is_open,
-        supports_0_3=settings.version_0_3,
-        issuers=context.issuers,
-    )
+
+    def read_card_options() -> CardOptions:
+        return CardOptions(
+            push=push.is_supported,
+            needs_key=not context.admits_anonymous(),
+            supports_0_3=settings.version_0_3,
+            issuers=context.list_issuers(),
+        )
+
     operations = A2AOperations(
         gateway=gateway,
         tasks=tasks,
         direct_replies=DirectReplies(gateway, jobs, creator, tasks, settings),
         task_listing=TaskListing(jobs),
-        cards=CardCache(gateway, card_options, grpc_address, _load_signer(settings)),
+        cards=CardCache(gateway, read_card_options, grpc_address, _load_signer(settings)),
         push_configs=push,
         add_credentials=context.add_credentials,
     )

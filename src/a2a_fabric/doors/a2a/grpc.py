@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -35,7 +36,8 @@ from google.protobuf.message import Message as Proto
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it has no stubs
 from msgspec.structs import replace
 
-from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import ConfigError, FabricError, InternalError, Unauthenticated
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.core.recording import note_transport
@@ -346,10 +348,11 @@ _MAX_CONCURRENT_CALLS = 10_000  # streams included
 class _CallContextBuilder(GrpcServerCallContextBuilder):
     """Builds the request context from the gRPC metadata."""
 
-    def __init__(self, state: A2ADoorState, version: A2AVersion, read_peer: ReadPeer) -> None:
+    def __init__(self, state: A2ADoorState, version: A2AVersion, read_peer: ReadPeer, *, is_local: bool) -> None:
         self._state = state
         self._version: A2AVersion = version
         self._read_peer = read_peer
+        self._is_local = is_local  # whether only this machine reaches the port
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises SdkProtocolError."""
@@ -360,6 +363,7 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
         try:
             head.peer = self._read_peer(context)
             request_context = self._state.build_context({}, head, agent_id, trace)
+            self._check_anonymous(request_context.principal)
             note_transport("grpc")
             if (version := head.get(VERSION_HEADER)) is not None:
                 parse_version(version, self._state.versions)
@@ -368,6 +372,11 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
         except A2AProtocolError as protocol_error:
             raise SdkProtocolError(protocol_error) from protocol_error
         return ServerCallContext(state={CONTEXT_STATE_KEY: replace(request_context, version=self._version)})
+
+    def _check_anonymous(self, principal: Principal) -> None:
+        """`auth.anonymous` may be set while the node runs, after the address was checked. Raises Unauthenticated."""
+        if not self._is_local and principal.mode == "none" and principal.trust != "public":
+            raise Unauthenticated
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -416,11 +425,14 @@ class GrpcService03(_SlowRefusals, CompatGrpcHandler):
 @asynccontextmanager
 async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     """Yields the server's address while it listens. Raises ConfigError."""
-    _check_listen_address(address, state)
+    host = address.rpartition(":")[0].strip("[]")
+    _check_listen_address(host, state)
+    build_context = partial(_CallContextBuilder, state, is_local=is_loopback(host))
     listener = GrpcListener(address, state.context.tls, state.settings.grpc_client_certificates)
-    limit = state.body_bytes + _MESSAGE_OVERHEAD
+    limit = state.body_limit.bytes
+    state.body_limit.listeners.append(partial(_log_other_limit, limit))
     options = [
-        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_receive_message_length", limit + _MESSAGE_OVERHEAD),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
     ]
@@ -430,11 +442,11 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     ]
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
     handler = SdkRequestHandler(state)
-    service = GrpcService10(handler, _CallContextBuilder(state, "1.0", listener.read_peer))
+    service = GrpcService10(handler, build_context("1.0", listener.read_peer))
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     services: list[_SlowRefusals] = [service]
     if "0.3" in state.versions:
-        service_0_3 = GrpcService03(handler, _CallContextBuilder(state, "0.3", listener.read_peer))
+        service_0_3 = GrpcService03(handler, build_context("0.3", listener.read_peer))
         a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(service_0_3, server)  # type: ignore[no-untyped-call]  # generated
         services.append(service_0_3)
     for each in services:
@@ -443,9 +455,14 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
         yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{port}"
 
 
-def _check_listen_address(address: str, state: A2ADoorState) -> None:
+def _log_other_limit(limit: int, new_limit: int) -> None:
+    """gRPC takes the size of its messages when the server is made."""
+    if new_limit != limit:
+        _log.warning("limits.body_bytes: the gRPC port takes up to %d bytes until the node is restarted", limit)
+
+
+def _check_listen_address(host: str, state: A2ADoorState) -> None:
     """Without keys, callers are trusted because they are local, so the address must be. Raises ConfigError."""
-    host = address.rpartition(":")[0].strip("[]")
     try:
         trust = state.context.identify(Credentials()).trust
     except FabricError:

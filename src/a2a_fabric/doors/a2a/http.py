@@ -234,7 +234,7 @@ def http_endpoint(state: A2ADoorState) -> CycleEndpoint:
     edge = DoorEdge(
         context=state.context,
         identify=state.context.identify,
-        body_bytes=state.body_bytes,
+        body_limit=state.body_limit,
         keep_alive=state.settings.keep_alive,
         read_timeout=state.settings.read_seconds,
     )

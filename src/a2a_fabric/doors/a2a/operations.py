@@ -214,7 +214,7 @@ class A2ADoorState:
         self.settings = settings
         self.plain_operations = operations.list_plain_operations()
         self.streaming_operations = operations.list_streaming_operations()
-        self.body_bytes = max(settings.body_bytes, context.body_bytes)
+        self.body_limit = context.body_limit.at_least(settings.body_bytes)
         self.versions: tuple[A2AVersion, ...] = SUPPORTED_VERSIONS if settings.version_0_3 else ("1.0",)
         self._local_policy = AnonymousPolicy(context, "local")
         self._remote_policy = AnonymousPolicy(context, "public" if settings.public_cards else None)

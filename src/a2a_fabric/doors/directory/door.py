@@ -69,7 +69,7 @@ def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:
         context=context,
         methods=methods,
         identify=AnonymousPolicy(context, settings.anonymous),
-        body_bytes=context.body_bytes,
+        body_limit=context.body_limit,
         keep_alive=settings.keep_alive,
         max_batch=settings.max_batch,
         path_wins=settings.path_wins,

@@ -16,6 +16,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     FabricError,
 )
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.discovery import catalog, search
@@ -114,7 +115,7 @@ class DiscoveryHttpEndpoints:
         self._settings = settings
         self._documents = CatalogDocuments(context.gateway, settings.host_name, settings.max_agents)
         identify = AnonymousPolicy(context, settings.anonymous)
-        self._edge = DoorEdge(context=context, identify=identify, body_bytes=_BODY_BYTES)
+        self._edge = DoorEdge(context=context, identify=identify, body_limit=BodyLimit(_BODY_BYTES))
 
     def build_routes(self) -> list[Route]:
         routes = [

@@ -23,7 +23,7 @@ import msgspec
 from a2a_fabric.core import errors
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
-from a2a_fabric.core.limits import TokenBuckets
+from a2a_fabric.core.limits import BodyLimit, TokenBuckets
 from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge.request import (
@@ -389,7 +389,7 @@ class DoorEdge:
 
     context: DoorContext
     identify: Callable[[Credentials], Principal]  # raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden
-    body_bytes: int
+    body_limit: BodyLimit
     rate_limit: RequestRateLimit | None = None
     keep_alive: float = 15.0
     keepalive_frame: bytes = KEEPALIVE
@@ -475,7 +475,7 @@ class RequestCycle(ABC):
         """Raises UnsupportedContentType, PayloadTooLarge, BodyTimeout, ClientDisconnected."""
         if not self.reads_body:
             return b""
-        limit, content_type = limit or self.edge.body_bytes, self.head.get(b"content-type")
+        limit, content_type = limit or self.edge.body_limit.bytes, self.head.get(b"content-type")
         body = take_buffered_body(shortcut, limit)
         check_content_length(self.head, limit)
         if self.method != "GET" and self.head.announces_body and not may_be_json(content_type):

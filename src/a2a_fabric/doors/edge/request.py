@@ -334,6 +334,7 @@ class AnonymousPolicy:
     def __init__(self, context: DoorContext, anonymous_trust: TrustTier | None) -> None:
         self._identify = context.identify
         self._narrow = context.narrow_to_views
+        self._is_node_open = context.admits_anonymous
         scopes = None if anonymous_trust == "public" else (ALL_SCOPES,)
         self._anonymous = (
             None
@@ -344,11 +345,7 @@ class AnonymousPolicy:
     @property
     def is_open(self) -> bool:
         """Whether programs are admitted without credentials."""
-        try:
-            self(Credentials())
-        except (Unauthenticated, Forbidden):
-            return False
-        return True
+        return self._anonymous is not None or self._is_node_open()
 
     def __call__(self, credentials: Credentials) -> Principal:
         """Raises Unauthenticated, AuthInvalid, AuthExpired or Forbidden."""

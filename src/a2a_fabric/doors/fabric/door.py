@@ -247,7 +247,7 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
     state = FabricDoorState(
         context=context,
         identify=context.identify,
-        body_bytes=context.body_bytes,
+        body_limit=context.body_limit,
         keep_alive=settings.keep_alive,
         error_format=settings.error_format,
     )

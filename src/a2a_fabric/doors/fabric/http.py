@@ -338,7 +338,7 @@ class FabricCallCycle(FabricCycle):
         try:
             self.check_method()
             self.principal = self.edge.identify(self.head.credentials)  # before the body is read
-            body = take_buffered_body(shortcut, self.edge.body_bytes)
+            body = take_buffered_body(shortcut, self.edge.body_limit.bytes)
             if body is None:
                 body = await self.receive_body(shortcut)
             self._check_content_type()

@@ -142,7 +142,7 @@ class McpHttpEndpoint:
         serve_direct: ServeDirect | None = None,
     ) -> None:
         self._context = context
-        self._edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
+        self._edge = DoorEdge(context=context, identify=context.identify, body_limit=context.body_limit)
         self._sessions = sessions
         self._find_server = find_server
         self._serve_direct = serve_direct
@@ -156,7 +156,7 @@ class McpHttpEndpoint:
         fast_path, cycle, body, questions = None, None, None, None
         try:
             principal = self._context.identify(head.credentials)
-            body = take_buffered_body(shortcut, self._context.body_bytes)
+            body = take_buffered_body(shortcut, self._context.body_limit.bytes)
             if body is not None and self._serve_direct is not None:
                 serving = self._serve_direct(scope, receive, send, DirectRequestContext(principal, head), body)
                 if serving is not None:

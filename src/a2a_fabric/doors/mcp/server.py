@@ -6,6 +6,7 @@ Importing this module imports the SDK, which takes most of a second; the door do
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -330,7 +331,7 @@ class McpServer:
         )
         self._session_manager = ResumableSessionManager(
             self._server,
-            max_request_body_size=context.body_bytes,
+            max_request_body_size=sys.maxsize,  # the door reads the body, within its own limit
             max_sessions=None,  # `OpenSessions` counts them, over all servers
             session_idle_timeout=idle_timeout,
         )

@@ -105,7 +105,7 @@ class SseEndpoints:
         self.open_sessions = open_sessions
         self.get_server = get_server
         self.sessions: dict[str, SseSession] = {}
-        edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
+        edge = DoorEdge(context=context, identify=context.identify, body_limit=context.body_limit)
         self.stream = CycleEndpoint(lambda scope, receive, send: _StreamCycle(self, edge, scope, receive, send))
         self.messages = CycleEndpoint(lambda scope, receive, send: _MessageCycle(self, edge, scope, receive, send))
 

@@ -34,7 +34,11 @@ from a2a_fabric.version import __version__
 class RestAgents:
     def __init__(self, context: DoorContext, identify: AnonymousPolicy) -> None:
         self._registry = context.gateway.registry
-        self.auth = models.Auth(type="none" if identify.is_open else "api_key")
+        self._identify = identify
+
+    @property
+    def auth(self) -> models.Auth:
+        return models.Auth(type="none" if self._identify.is_open else "api_key")
 
     def list_endpoints(self) -> Sequence[RestRoute]:
         return (

@@ -11,6 +11,7 @@ from msgspec import Meta
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, DoorEdge, RequestRateLimit
@@ -65,7 +66,7 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     state = DoorEdge(
         context=context,
         identify=anonymous_policy,
-        body_bytes=settings.body_bytes,
+        body_limit=BodyLimit(settings.body_bytes),
         rate_limit=RequestRateLimit(settings.requests_per_minute),
         keep_alive=settings.keep_alive,
     )

@@ -215,7 +215,7 @@ def openapi_endpoint(state: DoorEdge, endpoints: Sequence[RestRoute]) -> CycleEn
     """The OpenAPI document. It holds no secrets, so every caller may read it."""
 
     def build_page(cycle: RestPageCycle) -> HttpReply:
-        openapi = build_document(endpoints, cycle.base_url, state.context.issuers)
+        openapi = build_document(endpoints, cycle.base_url, state.context.list_issuers())
         return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
 
     return page_endpoint(state, build_page)
@@ -226,7 +226,7 @@ def admin_openapi_endpoint(state: DoorEdge) -> CycleEndpoint:
 
     def build_page(cycle: RestPageCycle) -> HttpReply:
         operations = state.context.operations.list_named(ADMIN_PREFIX)
-        openapi = build_admin_document(operations, cycle.base_url, state.context.issuers)
+        openapi = build_admin_document(operations, cycle.base_url, state.context.list_issuers())
         return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
 
     return page_endpoint(state, build_page)
