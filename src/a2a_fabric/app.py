@@ -107,7 +107,7 @@ class Fabric:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._status = NodeStatus(has_metrics=self.config.metrics)
+            self._status = NodeStatus()
             self.store: Store = self._status.wrap_store(await open_store(self.store_address))
             stack.push_async_callback(self.store.aclose)
             memory = AgentMemory(self._descriptions or self.store.descriptions)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fixtures.disk import needs_root, small_disk
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 from tests.fixtures.postgres import Server
@@ -18,8 +21,9 @@ from tests.marks import requirement
 GONE = {"agent_id": "gone", "endpoint": {"uri": "http://127.0.0.1:9/"}, "capabilities": [{"name": "act"}]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def postgres() -> Iterator[Server]:
+    """Tests that stop it start it again."""
     server = Server("fabric-health")
     try:
         server.create()
@@ -80,6 +84,59 @@ async def test_no_page_says_ok_while_postgresql_is_down(postgres: Server) -> Non
         assert (await read(node, "/health"))[1]["status"] == "ok"
 
 
+def list_remarks(node: Node) -> list[Any]:
+    """Lines of the log that tell the operator something; not those of calls and requests."""
+    node.fabric.telemetry.log.flush()
+    lines = map(json.loads, node.log.getvalue().splitlines())
+    return [line for line in lines if line["event"] == "log" and line["level"] != "debug"]
+
+
+async def check_outage(node: Node, begin: Callable[[], None], end: Callable[[], None], words: str) -> None:
+    """While the store can be read but not written, every page says so; the log has one line for it, and one after."""
+    assert (await read(node, "/readyz"))[0] == 200
+    known = len(list_remarks(node))
+    await asyncio.to_thread(begin)
+    refused = await node.operation(
+        "fabric.call", {"agent_id": "percy", "capability": "reason", "task": "t", "async": True}
+    )
+    assert refused["error_code"].startswith("STORE_"), refused
+    ready = await eventually(node, "/readyz", lambda status, _: status == 503)
+    assert ready[1]["reasons"] == ["The store cannot be written"]
+    assert (await read(node, "/health"))[1]["checks"]["store"] == "down"
+    told = (await node.operation("fabric.health"))["result"]["checks"]["store"]
+    assert (told["status"], words in told["reason"]) == ("down", True), told
+    await asyncio.to_thread(end)
+    await eventually(node, "/readyz", lambda status, _: status == 200)
+    assert (await read(node, "/health"))[1]["status"] == "ok"
+    remarks = list_remarks(node)[known:]
+    assert len(remarks) == 2, remarks
+
+
+@needs_root
+async def test_a_node_whose_disk_is_full_is_not_ready_and_says_why(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk, megabytes=2):
+        rest = disk / "rest"
+
+        def fill() -> None:
+            with rest.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(b"x" * 512)
+
+        async with running(Percy().agent, config={"store": f"sqlite:{disk / 'fabric.db'}"}) as node:
+            await check_outage(node, fill, rest.unlink, "No space left")
+
+
+async def test_a_node_whose_postgresql_became_read_only_is_not_ready_and_says_why(postgres: Server) -> None:
+    async with running(Percy().agent, config={"store": postgres.database()}) as node:
+        await check_outage(
+            node,
+            lambda: postgres.set("default_transaction_read_only", "on"),
+            lambda: postgres.set("default_transaction_read_only", "off"),
+            "read-only",
+        )
+
+
 async def test_a_node_is_not_ready_without_the_agents_that_it_requires() -> None:
     config = {"health": {"required": ["percy", "gone", "nobody"]}}
     async with running(Percy().agent, manifests=[GONE], config=config) as node:
@@ -110,6 +167,7 @@ async def test_callers_without_credentials_learn_no_names_and_no_addresses(postg
             text = (await node.send("GET", path, token=None)).body.decode()
             assert "secret-agent" not in text
             assert str(postgres.folder) not in text
+        await asyncio.to_thread(postgres.start)
 
 
 async def test_a_file_of_agents_that_cannot_be_read_is_no_secret(tmp_path: Path) -> None:

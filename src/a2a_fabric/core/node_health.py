@@ -4,7 +4,8 @@ Three questions have three answers. *Is it alive?* The process answers. *Is it r
 check that readiness depends on is at most degraded. *Is it well?* Every check is ok. Load balancers ask without
 credentials, so a result has two texts: `reason` for everyone, and `detail`, with names and addresses, for the operator.
 
-The store is asked at most once a second, however many callers ask about the node."""
+The store is asked at most once a second, however many callers ask about the node. A store that can be read but not
+written (a full disk, a standby) is no better than one that is away, so twice a minute the question is a write, too."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from typing import Literal
 
 import msgspec
 
-from a2a_fabric.core.errors import STORE_AWAY, STORE_BACK
+from a2a_fabric.core.errors import (
+    STORE_AWAY,
+    STORE_BACK,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    StoreUnusable,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +32,9 @@ CheckStatus = Literal["ok", "degraded", "down"]
 
 _STORE_TIMEOUT = 2.0
 _CACHE_SECONDS = 1.0
+_WRITE_EVERY = 30.0  # seconds; sooner if a part of the node could not use the store
+_FAILURE_SECONDS = 3.0  # for which a failure of real work counts, even if a small write succeeds after it
+_TELL_EVERY = 30.0  # seconds; the log knows that it is the same outage
 _MAX_REASON = 300
 _RECENT = 60.0  # seconds for which a question about readiness shows that a load balancer watches
 
@@ -38,13 +49,29 @@ OK = NodeCheck()
 
 
 class StoreCheck:
-    """Asks the store the smallest question. `ask` raises if the store cannot be used; None: there is no store."""
+    """Asks the store the smallest question, and lets it write now and then.
 
-    def __init__(self, ask: Callable[[], Awaitable[object]] | None) -> None:
+    `ask` and `write` raise if the store cannot be used; None: there is no store, or nothing to write.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[object]] | None, write: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
         self._ask = ask
+        self._write = write
         self._task: asyncio.Task[NodeCheck] | None = None
         self._checked_at = 0.0
+        self._write_at = 0.0  # when the next write is due
+        self._failure: StoreError | None = None  # of real work
+        self._failed_at = 0.0
         self._last: NodeCheck = OK
+        self._told_at = 0.0
+
+    def note_failure(self, error: StoreError) -> None:
+        """A part of the node could not use the store. Quick, and never waits."""
+        self._write_at = 0.0
+        if isinstance(error, StoreUnavailable | StoreUnusable) and not isinstance(error, StoreBusy):
+            self._failure, self._failed_at = error, time.monotonic()
 
     async def __call__(self) -> NodeCheck:
         """Callers within the same second share one question."""
@@ -55,23 +82,45 @@ class StoreCheck:
         return await asyncio.shield(self._task)
 
     async def _probe(self, ask: Callable[[], Awaitable[object]]) -> NodeCheck:
+        problem = "The store does not answer"
         try:
             async with asyncio.timeout(_STORE_TIMEOUT):
                 await ask()
+                problem = "The store cannot be written"
+                await self._write_if_due()
+            result = self._judge_recent_work(problem)
         except Exception as exc:  # a store may raise any exception
             text = str(exc)[:_MAX_REASON] or f"no answer within {_STORE_TIMEOUT:g} s"
-            result = NodeCheck(status="down", reason="The store does not answer", detail=text)
-        else:
-            result = OK
+            result = NodeCheck(status="down", reason=problem, detail=text)
         finally:
             self._checked_at = time.monotonic()
-        if result.status != self._last.status:  # one line for an outage, and one for its end
-            if result is OK:
-                _log.info("The store answers again", extra=STORE_BACK)
-            else:
-                _log.warning("The store did not answer: %s", result.detail, extra=STORE_AWAY)
+        self._tell(result)
         self._last = result
         return result
+
+    def _tell(self, result: NodeCheck) -> None:
+        """An outage is one line in the log, and one at its end, also if it lasts and other parts notice it late."""
+        now = time.monotonic()
+        if result is OK and self._last is not OK:
+            _log.info("The store can be used again", extra=STORE_BACK)
+        elif result is not OK and (self._last is OK or now - self._told_at > _TELL_EVERY):
+            self._told_at = now
+            _log.warning("%s: %s", result.reason, result.detail, extra=STORE_AWAY)
+
+    async def _write_if_due(self) -> None:
+        """After a failure, every question is a write, until one succeeds."""
+        if self._write is None or time.monotonic() < self._write_at:
+            return
+        self._write_at = 0.0
+        await self._write()
+        self._write_at = time.monotonic() + _WRITE_EVERY
+
+    def _judge_recent_work(self, problem: str) -> NodeCheck:
+        """A full disk may have room for a small write: what the node wanted to write counts more."""
+        if self._failure is None or time.monotonic() - self._failed_at > _FAILURE_SECONDS:
+            self._failure = None
+            return OK
+        return NodeCheck(status="down", reason=problem, detail=self._failure.message[:_MAX_REASON])
 
 
 class NodeHealth:

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 
+from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.node_health import OK, NodeCheck, NodeHealth, StoreCheck
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool
@@ -17,21 +20,27 @@ from a2a_fabric.telemetry.metrics import Metrics
 from a2a_fabric.telemetry.node_metrics import EventLoopLag, ProcessMetrics, StoreMetrics, UsageGauges
 
 _MAX_NAMED = 20  # agents in the reason of a check
+_WRITTEN_SECONDS = 1.0  # for which the store keeps what a check writes; the next one removes it
 _AVAILABLE = frozenset({"online", "degraded"})
 
 
 class NodeStatus:
-    def __init__(self, *, has_metrics: bool) -> None:
-        """Without metrics, the store is used as it is."""
+    def __init__(self) -> None:
         self.lag = EventLoopLag()
-        self._store_metrics = StoreMetrics() if has_metrics else None
+        self._store_check = StoreCheck(None)
+        self._store_metrics = StoreMetrics(self._note_failure)
 
     def wrap_store(self, store: Store) -> Store:
-        self._store = store
-        return store if self._store_metrics is None else self._store_metrics.wrap(store)
+        used_tokens: UsedTokenStore | None = getattr(store, "used_tokens", None)  # a plug-in's store may have none
+        write = None if used_tokens is None else lambda: used_tokens.add(secrets.token_bytes(32), _WRITTEN_SECONDS)
+        self._store_check = StoreCheck(lambda: store.jobs.get("none"), write)  # the smallest question
+        return self._store_metrics.wrap(store)
+
+    def _note_failure(self, error: StoreError) -> None:
+        self._store_check.note_failure(error)
 
     def build_health(self) -> NodeHealth:
-        return NodeHealth(StoreCheck(lambda: self._store.jobs.get("none")))  # the smallest question
+        return NodeHealth(self._store_check)
 
     def add_checks(self, health: NodeHealth, registry: Registry, required: Sequence[str], log: LogWriter) -> None:
         health.add_check("agents", lambda: check_required(registry, required), decides_readiness=bool(required))
@@ -51,9 +60,8 @@ class NodeStatus:
         usage = UsageGauges(limits, lambda: _add_up_connections(clients), sessions, runtime_pool.count_breakers)
         for render in (self.lag.render, usage.render, ProcessMetrics().render):
             metrics.add_source(render)
-        if self._store_metrics is not None:
-            metrics.add_source(self._store_metrics.render)
-            metrics.add_refresh(self._store_metrics.refresh)
+        metrics.add_source(self._store_metrics.render)
+        metrics.add_refresh(self._store_metrics.refresh)
 
 
 def check_required(registry: Registry, required: Sequence[str]) -> NodeCheck:

@@ -181,7 +181,10 @@ class TimedStore:
 class StoreMetrics:
     """Time and errors of calls to the store, by part of the store; jobs by state, and the age of the queue."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, on_error: Callable[[StoreError], None] = lambda error: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._on_error = on_error
         self._clock = clock
         self._tallies: dict[str, StoreTally] = {}
         self._errors: dict[Labels, int] = {}
@@ -206,6 +209,7 @@ class StoreMetrics:
                     return await method(*args, **kwargs)
                 except StoreError as error:  # others are answers, such as a lost lease
                     self._count_error(part, error.code)
+                    self._on_error(error)
                     raise
                 finally:
                     tally.add(now() - started)

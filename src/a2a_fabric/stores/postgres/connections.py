@@ -98,7 +98,9 @@ class PostgresConnections:
         self._begin = _BEGIN_POOLED if is_pooled else BEGIN
         self.on_commit: Callable[[set[str]], None] = lambda topics: None
         self._markers = CommitMarkers()
-        self._retry = ServerRetry(settings.reconnect_timeout, settings.safe_address)
+        # A server that became a standby answers reads: they do not end the outage of the writes.
+        self._read_retry = ServerRetry(settings.reconnect_timeout, settings.safe_address)
+        self._write_retry = ServerRetry(settings.reconnect_timeout, settings.safe_address)
         self._waiting_count = 0
         self._is_open = True
 
@@ -123,7 +125,7 @@ class PostgresConnections:
     async def read(self, sql: str, *values: Any) -> list[Row]:
         """The rows of one query. A value that cannot be stored matches no row."""
         try:
-            return await self._retry.run(lambda: self._read(sql, values))
+            return await self._read_retry.run(lambda: self._read(sql, values))
         except BadInput:
             return []
 
@@ -144,7 +146,7 @@ class PostgresConnections:
                 unconfirmed.clear()
             return await self._transact(work, lambda *doubt: unconfirmed.append(doubt))
 
-        return await self._retry.run(run_once)
+        return await self._write_retry.run(run_once)
 
     async def write_single(self, statement: SingleStatement) -> tuple[float, list[Row]]:
         """The server's clock, and the rows of what the statement has written, once it is on disk; it runs once."""
@@ -158,12 +160,12 @@ class PostgresConnections:
                     return rows
             return await self._run_single(statement, unconfirmed.append)
 
-        rows = await self._retry.run(run_once)
+        rows = await self._write_retry.run(run_once)
         return rows[0][0], [row for row in rows if row[1] is not None]
 
     async def execute(self, sql: str) -> None:
         """Run commands without values, as one transaction and in one round trip. It may run several times."""
-        await self._retry.run(lambda: self._execute(sql))
+        await self._write_retry.run(lambda: self._execute(sql))
 
     def count_connections(self) -> dict[str, int]:
         """How many are used and idle, and how many callers wait for one."""
