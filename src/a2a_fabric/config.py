@@ -108,6 +108,11 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = False
 
+    def list_names(self) -> list[str]:
+        """The names of callers that the configuration gives; each once."""
+        certificates = (each.id for each in self.certificates if each.id is not None)
+        return list(dict.fromkeys((*(key.id for key in self.keys), *certificates, *(each.id for each in self.issuers))))
+
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on everything that comes in or goes out."""

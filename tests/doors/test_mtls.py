@@ -387,7 +387,7 @@ async def test_a_mistake_stops_the_start(config: dict[str, Any], complaint: str)
             pass
 
 
-def test_plain_http_for_other_machines_is_warned_of(tmp_path: Path) -> None:
+def test_plain_http_for_other_machines_and_names_that_look_alike_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "fabric.yaml").write_text('{"listen": "0.0.0.0:8000"}')
     run = ["check", "--config", str(tmp_path / "fabric.yaml"), "--json"]
     environment = {**os.environ, "FABRIC_PSK": PSK}
@@ -396,5 +396,9 @@ def test_plain_http_for_other_machines_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "fabric.yaml").write_text('{"listen": "0.0.0.0:8000", "tls": "required"}')
     refused = json.loads(CliRunner().invoke(app, run, env=environment).output)
     assert "would be served without TLS" in refused["problems"][0]
+    keys = [{"id": "ann", "key": "the-key-of-ann"}, {"id": "Ann", "key": "the-other-key"}]
+    (tmp_path / "fabric.yaml").write_text(json.dumps({"tls": "required", "auth": {"keys": keys}}))
+    lookalike = json.loads(CliRunner().invoke(app, run, env=environment).output)["warnings"]
+    assert any("'Ann' can be mistaken for 'ann'" in each for each in lookalike)
     (tmp_path / "fabric.yaml").write_text('{"tls": "required"}')
     assert json.loads(CliRunner().invoke(app, run, env=environment).output)["ok"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from a2a_fabric.core.agent import TrustTier
@@ -14,7 +14,7 @@ from a2a_fabric.core.keys import NewKey, StoredKey
 from a2a_fabric.core.policy import SCOPE_KINDS, is_known_scope
 from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.identity.shared_keys import hash_key
-from a2a_fabric.registry.names import ALWAYS_RESERVED
+from a2a_fabric.registry.names import ALWAYS_RESERVED, find_lookalike
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID_PREFIX = "key-"
@@ -50,11 +50,24 @@ def check_key_name(name: str, configured: Collection[str]) -> None:
             f"beginning with '{_ID_PREFIX}'",
             field="name",
         )
-    if name.lower() in ALWAYS_RESERVED:
-        raise BadInput(f"'{name}' is a name that the node uses itself. Choose another one", field="name")
+    if find_lookalike(name, ALWAYS_RESERVED) is not None:
+        raise BadInput(f"'{name}' is or looks like a name that the node uses itself. Choose another", field="name")
     if name in configured:
         raise BadInput(
             f"'{name}' has a key in the configuration (auth.keys). Choose another name, or remove that one",
+            field="name",
+        )
+
+
+def check_key_lookalikes(name: str, callers: Iterable[str], stored: Iterable[StoredKey]) -> None:
+    """Whether the name could be mistaken for that of another caller in logs, lists and policies. Raises BadInput."""
+    now = time.time()
+    others = (*callers, *(key.name for key in stored if key.is_usable(now)))
+    other = find_lookalike(name, (each for each in others if each != name))
+    if other is not None:
+        raise BadInput(
+            f"'{name}' looks like '{other}', which is another caller. Choose a name that differs in more than case, "
+            "separators and similar letters",
             field="name",
         )
 

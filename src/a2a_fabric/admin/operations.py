@@ -14,7 +14,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.admin.keys import check_key_name, check_key_scopes, check_key_view, make_new_key, render_key
+from a2a_fabric.admin.keys import (
+    check_key_lookalikes,
+    check_key_name,
+    check_key_scopes,
+    check_key_view,
+    make_new_key,
+    render_key,
+)
 from a2a_fabric.admin.log_lines import LineFilter, read_lines
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.settings_view import list_settings
@@ -278,6 +285,7 @@ class AdminOperations:
         secret = make_key()
         lifetime = None if arguments.days is None else arguments.days * 86_400
         new = make_new_key(arguments.name, secret, arguments.scopes, arguments.trust, arguments.view, lifetime)
+        check_key_lookalikes(arguments.name, config.auth.list_names(), await call_store(self._node.keys.list))
         added = await call_store(self._node.keys.add, new)
         return {"key": secret, **render_key(added, added.created_at)}
 

@@ -16,7 +16,7 @@ from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import Store
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.node.exposure import list_exposure_warnings, list_view_warnings
+from a2a_fabric.node.exposure import list_exposure_warnings, list_name_warnings, list_view_warnings
 from a2a_fabric.node.settings_reload import SettingsReload
 from a2a_fabric.operations import Operations
 from a2a_fabric.operations.operation import ADMIN_PREFIX
@@ -69,6 +69,7 @@ def build_admin(
         reload_file=_make_reload(gateway, files),
         list_warnings=lambda: [
             *list_exposure_warnings(settings.running),
+            *list_name_warnings(settings.running),
             *list_view_warnings(settings.running.views, gateway.registry.catalog.agents),
         ],
         worker=worker,

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar, get_args
 import typer
 
 from a2a_fabric.admin.keys import (
+    check_key_lookalikes,
     check_key_name,
     check_key_scopes,
     check_key_view,
@@ -74,7 +75,12 @@ def create_key(
         new = make_new_key(name, secret, tuple(scopes or ()), _parse_trust(trust), view, seconds)
         # A store that does not exist yet is made only where a node will find it.
         is_named = bool(store or config) or any(Path(each).is_file() for each in (CONFIG_FILE, AGENTS_FILE))
-        added = _run(address, lambda keys: keys.add(new), may_create=is_named)
+
+        async def create(keys: KeyStore) -> StoredKey:
+            check_key_lookalikes(name, settings.auth.list_names(), await keys.list())
+            return await keys.add(new)
+
+        added = _run(address, create, may_create=is_named)
     _show_new_key(added, secret, as_json=as_json)
 
 

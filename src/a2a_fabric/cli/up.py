@@ -38,7 +38,7 @@ from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.workers import WorkerPlace, Workers
 from a2a_fabric.node.context import resolve_store_address, resolve_tls_files
-from a2a_fabric.node.exposure import list_exposure_warnings
+from a2a_fabric.node.exposure import list_exposure_warnings, list_name_warnings
 from a2a_fabric.node.runtime_factory import resolve_runtime_kind
 from a2a_fabric.node.settings_reload import ConfigFollower, Prepare, TakeEffect
 from a2a_fabric.stores.address import redact_address, resolve_address
@@ -366,7 +366,8 @@ def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket
         remark(f"Port {requested_port} is taken; using {port}.")
     url, agents = _reachable_url(listener, setup.config), node.registry.catalog.agents
     left_out = [f"an agent is left out: {problem}" for problem in node.registry.left_out.values()]
-    warnings = (*list_exposure_warnings(setup.config), *setup.remarks, *setup.warn_of_unset(agents), *left_out)
+    exposed = [*list_exposure_warnings(setup.config), *list_name_warnings(setup.config)]
+    warnings = (*exposed, *setup.remarks, *setup.warn_of_unset(agents), *left_out)
     for warning in warnings:
         remark(f"Warning: {warning}")
     for notice in node.gateway.list_notices(OPERATOR_PRINCIPAL):

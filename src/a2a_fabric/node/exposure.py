@@ -8,8 +8,9 @@ from itertools import islice
 from a2a_fabric.config import Config, TLSSettings, parse_listen
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.policy import OPERATOR_ID, is_loopback
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
+from a2a_fabric.registry.names import ALWAYS_RESERVED, find_lookalike
 
 _MAX_PROBLEMS = 20  # that are reported of one view
 
@@ -58,6 +59,17 @@ def list_exposure_warnings(config: Config) -> list[str]:
                 "remove it, or listen on 127.0.0.1"
             )
     return messages
+
+
+def list_name_warnings(config: Config) -> list[str]:
+    """A warning for each caller whose name could be mistaken for another one in logs and policies."""
+    names, warnings = [name for name in config.auth.list_names() if name != OPERATOR_ID], list[str]()
+    for number, name in enumerate(names):
+        own, other = find_lookalike(name, ALWAYS_RESERVED), find_lookalike(name, names[:number])
+        if own is not None or other is not None:
+            what = f"'{own}', a name that the node uses itself" if own is not None else f"'{other}', another caller"
+            warnings.append(f"auth: '{name}' can be mistaken for {what}, in logs and policies. Give it another id")
+    return warnings
 
 
 def list_view_warnings(views: Iterable[View], manifests: Iterable[Manifest]) -> list[str]:

@@ -196,6 +196,12 @@ def reduce_to_forms(name: str) -> frozenset[str]:
     return _reduce_short(name[:_MAX_CHARS])
 
 
+def find_lookalike(name: str, others: Iterable[str]) -> str | None:
+    """The first of the others that looks like the name, or is the same."""
+    forms = reduce_to_forms(name)
+    return next((other for other in others if not forms.isdisjoint(reduce_to_forms(other))), None)
+
+
 @lru_cache(maxsize=65_536)
 def _reduce_short(name: str) -> frozenset[str]:
     normalized = unicodedata.normalize("NFKC", name)
