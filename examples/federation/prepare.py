@@ -39,4 +39,5 @@ def make_repository(target: Path) -> str:
 if __name__ == "__main__":
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE.with_suffix(".git")
     if not path.exists():
-        print(make_repository(path))
+        commit = make_repository(path)
+        print(f"made {path.name}, the repository of the agent 'wise', with the commit {commit}")

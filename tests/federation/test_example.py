@@ -67,7 +67,7 @@ async def test_the_whole_card_is_described_with_skills_and_legacy_capabilities(n
     assert described["takes_tasks"] is True
     assert described["version"] == "1.0.0"
     units = (await node.operation("fabric.agent.describe", {"agent_id": "units"}))["result"]["agent"]
-    assert units["capabilities"][0]["input_schema"]["required"] == ["miles"]
+    assert units["capabilities"][0]["input_schema"]["properties"]["miles"] == {"type": "number"}
     assert units["capabilities"][0]["output_schema"]["properties"] == {"kilometres": {"type": "number"}}
 
 
@@ -89,7 +89,23 @@ async def test_the_card_is_seen_at_the_a2a_mcp_rest_and_search_doors(node: Node)
     assert hits[0]["agent_id"] == "far"
     hits = (await node.operation("fabric.agent.search", {"query": "ingredients"}))["result"]["results"]
     assert hits[0]["agent_id"] == "basil"
-    assert (await node.send("GET", "/v1/agents/basil")).json["capabilities"] == ["parse-recipe", "suggest-meal"]
+    listed = (await node.send("GET", "/v1/agents/basil")).json
+    assert listed["capabilities"] == ["parse-recipe", "suggest-meal"]
+    catalog = (await node.send("GET", "/.well-known/ai-catalog.json")).json["entries"]
+    entry = next(each for each in catalog if each.get("metadata", {}).get("agent_id") == "basil")
+    for metadata in (listed["metadata"], entry["metadata"]):
+        assert (
+            metadata.items() >= {"role": "Sous Chef", "context": "personal", "provider": "The Fabric examples"}.items()
+        )
+        assert metadata["signals"] == ["recipe", "ingredients", "dinner"]
+
+
+@requirement("003-11", "003-12")
+async def test_signals_choose_an_agent_whose_card_has_capabilities_in_the_older_form(node: Node) -> None:
+    asked = await node.operation("fabric.ask", {"text": "convert 10 miles"})
+    assert asked["ok"], asked
+    assert asked["result"]["kilometres"] == 16.093
+    assert asked["result"]["_fabric"]["reason"] == "'units' answers, because the request has its signal 'convert'."
 
 
 @requirement("003-16")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.mcp_client import client
 from tests.fixtures.node import Node, eventually, running
 from tests.marks import requirement
 
@@ -91,7 +92,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     make_folder(tmp_path / "agents", "hidden", context="personal", coordination={"canDelegate": False})
     bare = make_folder(tmp_path / "agents", "bare", skills=[])
     (bare / "agent.py").write_text(BARE)
-    doors = [{"kind": kind} for kind in ("fabric", "a2a", "rest")]
+    doors = [{"kind": kind} for kind in ("fabric", "mcp", "a2a", "rest", "directory")]
     keys = [{"id": "team", "key": "a-team-key-of-a-test", "audiences": ["work", "shared"]}]
     config = {"agents": ["agents"], "doors": doors, "auth": {"keys": keys}, "store": "memory:"}
     async with running(config=config, base=tmp_path, from_files=True) as found:
@@ -243,3 +244,21 @@ async def test_a_task_request_can_be_sent_as_a_rest_task_and_as_a_direct_tool(no
     assert done["output"]["result"] == {"feet": 9.84}, done
     direct = await node.operation("fabric.tool.agent.worker.task", task)
     assert direct["result"]["status"] == "completed", direct
+
+
+@requirement("003-39")
+async def test_a_task_request_can_be_sent_by_json_rpc_and_by_mcp_tools(node: Node) -> None:
+    task = request("d-1", "convert-length", {"metres": 3})
+    params = {"taskId": "own-1", "agentId": "worker", "action": "task", "input": task}
+    reply = await node.send("POST", "/a2a", json={"jsonrpc": "2.0", "id": 1, "method": "a2a/task", "params": params})
+    assert reply.json["result"]["output"]["result"] == {"feet": 9.84}, reply.json
+    async with client(node) as connected:
+        for tool, arguments in (
+            ("fabric_call", {"agent_id": "worker", "capability": "task", "task": "", "context": task}),
+            ("fabric.tool.agent.worker.task", task),
+            ("fabric_task_send", {"request": {**task, "id": "d-2"}}),
+        ):
+            answer = await connected.call_tool(tool, arguments)
+            assert answer.structured_content is not None
+            assert answer.structured_content["status"] == "completed", answer
+            assert answer.structured_content["result"] == {"feet": 9.84}

@@ -127,6 +127,18 @@ def test_words_never_choose_what_changes_something_unless_they_name_it() -> None
     assert route("how do I delete a paragraph", single) == (None, None)
 
 
+@requirement("003-12")
+def test_signals_choose_a_declared_capability_with_typed_arguments_and_never_a_learnt_one() -> None:
+    schema = {"type": "object", "properties": {"miles": {"type": "number"}}, "required": ["miles"]}
+    units = replace(agent("units", "miles"), capabilities=(Capability(name="convert_length", input_schema=schema),))
+    assert route("ten miles", units) == ("units", "convert_length")
+    index = WordIndex(lambda agent_id: agent_id == "units")
+    assert list(index.update([units])) is not None
+    assert WordRouter(index, WordRules(WordRouting()), "", lambda agent_id: "unknown").route("ten miles") is None
+    assert list(index.update([])) is not None
+    assert not index.groups_for("")
+
+
 @pytest.mark.parametrize(
     ("text", "agent_id", "rest"),
     [

@@ -9,7 +9,7 @@ phrases cost or displace anything."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -108,10 +108,15 @@ class PhraseGroup:
 
 
 class WordIndex:
-    """The phrases of a catalog's agents; an update reads only agents that changed."""
+    """The phrases of a catalog's agents; an update reads only agents that changed.
 
-    def __init__(self) -> None:
+    `find_learnt` says of an agent, by id, whether its capabilities were learnt by asking it.
+    """
+
+    def __init__(self, find_learnt: Callable[[str], bool] = lambda agent_id: False) -> None:
         self.manifests: dict[str, Manifest] = {}
+        self.learnt: set[str] = set()  # agents, as they were when they were read
+        self._find_learnt = find_learnt
         self._groups: dict[str | None, PhraseGroup] = {}
 
     def update(self, agents: Sequence[Manifest]) -> Generator[None]:
@@ -136,13 +141,16 @@ class WordIndex:
 
     def _add(self, manifest: Manifest) -> None:
         group = self._groups.setdefault(manifest.registered_by, PhraseGroup())
-        for table, phrase, weight in _iter_phrases(group, manifest):
+        is_learnt = self._find_learnt(manifest.agent_id)
+        (self.learnt.add if is_learnt else self.learnt.discard)(manifest.agent_id)
+        for table, phrase, weight in _iter_phrases(group, manifest, is_learnt):
             table.add(phrase, manifest.agent_id, weight)
 
     def _remove(self, manifest: Manifest) -> None:
         group = self._groups[manifest.registered_by]
-        for table, phrase, _ in _iter_phrases(group, manifest):
+        for table, phrase, _ in _iter_phrases(group, manifest, manifest.agent_id in self.learnt):
             table.remove(phrase, manifest.agent_id)
+        self.learnt.discard(manifest.agent_id)
         if group.is_empty:
             del self._groups[manifest.registered_by]
 
@@ -154,19 +162,19 @@ def list_trigger_phrases(capability: Capability) -> list[str]:
     return [*phrases, name] if " " in name else phrases
 
 
-def may_answer_signals(manifest: Manifest, *, is_learnt: bool = True) -> bool:
+def may_answer_signals(manifest: Manifest, *, is_learnt: bool) -> bool:
     """Not if all that it can do may change something outside: then its words alone must not choose it."""
     return not manifest.capabilities or not all(
         may_change_something(each, is_learnt=is_learnt) for each in manifest.capabilities
     )
 
 
-def _iter_phrases(group: PhraseGroup, manifest: Manifest) -> Iterator[tuple[PhraseTable, str, float]]:
+def _iter_phrases(group: PhraseGroup, manifest: Manifest, is_learnt: bool) -> Iterator[tuple[PhraseTable, str, float]]:
     """The phrases of an agent; of its signals the first ones are the most specific."""
     for capability in manifest.capabilities[:_MAX_CAPABILITIES]:
         for phrase in list_trigger_phrases(capability):
             yield group.triggers, phrase, measure_phrase(phrase)
-    signals = manifest.signals[:_MAX_SIGNALS] if may_answer_signals(manifest) else ()
+    signals = manifest.signals[:_MAX_SIGNALS] if may_answer_signals(manifest, is_learnt=is_learnt) else ()
     for position, signal in enumerate(signals):
         if phrase := fold_phrase(signal):
             weight = (1.0 - 0.5 * position / len(signals)) * (0.6 + 0.4 * measure_phrase(phrase))

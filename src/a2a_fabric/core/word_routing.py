@@ -188,7 +188,7 @@ class WordRouter:
             is_meant = bool(phrase) and contains_phrase(split_words(text), phrase)
             if not is_meant or delegate is None or not self._may_take_over(manifest, delegate):
                 continue
-            capability = _choose_capability(delegate, text)
+            capability = self._choose_capability(delegate, text)
             if capability is not None:
                 why = f"'{manifest.agent_id}' hands requests with '{phrase[:_MAX_SHOWN]}' over to it"
                 chosen = RouteCandidate(agent_id=delegate.agent_id, capability=capability, score=100, why=(why,))
@@ -306,7 +306,7 @@ class WordRouter:
         manifest = self._index.manifests[evidence.agent_id]
         capability = self._find_capability(evidence)
         if capability is None and is_best:
-            capability = _choose_capability(manifest, text)
+            capability = self._choose_capability(manifest, text)
             if capability is None:
                 return None
         why = tuple(dict.fromkeys(_explain(kind, phrase) for kind, phrase in _sort_matches(evidence.matches)))
@@ -328,6 +328,14 @@ class WordRouter:
                         return each.name
         return None
 
+    def _choose_capability(self, manifest: Manifest, text: str) -> str | None:
+        """None if the words may choose none of the agent's capabilities."""
+        call_input, is_learnt = Input(task=text[:MAX_TEXT]), manifest.agent_id in self._index.learnt
+        try:
+            return choose_unnamed_capability(manifest.capabilities, call_input, is_learnt=is_learnt).capability.name
+        except BadInput:
+            return None
+
     def _find_switch_name(self, name: str) -> str | None:
         """The agent of a folded name; the empty id stands for the orchestrator, which ends direct talk."""
         if self._rules.orchestrator and name == self._rules.orchestrator:
@@ -337,15 +345,6 @@ class WordRouter:
             if agents:
                 return min(agents)
         return None
-
-
-def _choose_capability(manifest: Manifest, text: str) -> str | None:
-    """None if the words may choose none of the agent's capabilities."""
-    try:
-        choice = choose_unnamed_capability(manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=True)
-    except BadInput:
-        return None
-    return choice.capability.name
 
 
 def make_no_fit_reason(nearest: Iterable[str]) -> str:

@@ -125,8 +125,9 @@ class AgentParts:
 
     async def follow_source(self, source: AgentSource) -> None:
         async def reload() -> None:
+            before = self.registry.catalog
             await self.registry.load(source)
-            if source.name not in self.registry.errors:
+            if source.name not in self.registry.errors and self.registry.catalog is not before:
                 _log.info("agents of %s: %d in the catalog", source.name, len(self.registry.catalog.agents))
 
         try:

@@ -104,7 +104,9 @@ class RequestRouting:
         self._registry = gateway.registry
         self._search = search
         self._conversations = conversations
-        self._indexes = CatalogIndexes(gateway.registry, WordIndex, lambda principal: not is_limited(principal))
+        self._indexes = CatalogIndexes(
+            gateway.registry, lambda: WordIndex(self._is_learnt), lambda principal: not is_limited(principal)
+        )
         self._rules = WordRules(WordRouting())
 
     async def resolve(self, principal: Principal, text: str, conversation_id: str | None) -> Destination:
@@ -135,10 +137,8 @@ class RequestRouting:
         first_two = list(islice((each for each in agents if may_answer_unnamed(each, caller)), 2))
         if not first_two:
             raise BadInput("There is no agent that you may ask", field="agent")
-        if len(first_two) == 1:
-            is_learnt = self._registry.catalog.is_discovered(first_two[0].agent_id)
-            if may_answer_signals(first_two[0], is_learnt=is_learnt):
-                return AgentChoice(manifest=first_two[0])
+        if len(first_two) == 1 and self._may_answer_signals(first_two[0]):
+            return AgentChoice(manifest=first_two[0])
         destination = await self.resolve(principal, text, conversation_id)
         if destination.switch is not None and conversation_id is not None:
             agent_id = destination.route.agent_id
@@ -170,7 +170,7 @@ class RequestRouting:
             parts = router.split(text)
             return msgspec.structs.replace(route, parts=parts) if parts else route
         hits = await self._find_nearest(principal, text)
-        if hits and hits[0].rank >= _MIN_RANK and may_answer_signals(hits[0].manifest):
+        if hits and hits[0].rank >= _MIN_RANK and self._may_answer_signals(hits[0].manifest):
             return self._route_to_hit(hits, text)
         nearest = await self._route_by_meaning(principal, text)
         if nearest is not None:
@@ -188,7 +188,7 @@ class RequestRouting:
 
     def route_to(self, manifest: Manifest, text: str, why: str, hits: Sequence[SearchHit] = ()) -> WordRoute:
         """The route to an agent that is chosen for another reason than its words. Raises BadInput."""
-        is_learnt = self._registry.catalog.is_discovered(manifest.agent_id)
+        is_learnt = self._is_learnt(manifest.agent_id)
         choice = choose_unnamed_capability(manifest.capabilities, Input(task=text[:MAX_TEXT]), is_learnt=is_learnt)
         capability = choice.capability.name
         chosen = RouteCandidate(agent_id=manifest.agent_id, capability=capability, score=0, why=(why,))
@@ -200,12 +200,18 @@ class RequestRouting:
             candidates=(chosen, *others)[:MAX_CANDIDATES],
         )
 
+    def _is_learnt(self, agent_id: str) -> bool:
+        return self._registry.catalog.is_discovered(agent_id)
+
+    def _may_answer_signals(self, manifest: Manifest) -> bool:
+        return may_answer_signals(manifest, is_learnt=self._is_learnt(manifest.agent_id))
+
     async def _route_by_meaning(self, principal: Principal, text: str) -> WordRoute | None:
         if self._matcher is None:
             return None
         agents, caller = (await self._registry.prepare_view(principal)).agents, owner_from_principal(principal)
         hit = await self._matcher.find_best(
-            text, agents, lambda each: may_answer_unnamed(each, caller) and may_answer_signals(each)
+            text, agents, lambda each: may_answer_unnamed(each, caller) and self._may_answer_signals(each)
         )
         if hit is None:
             return None

@@ -59,6 +59,17 @@ def render_profile(manifest: Manifest) -> dict[str, Any]:
     return {name: value for name, value in profile.items() if value}
 
 
+def render_profile_metadata(manifest: Manifest) -> dict[str, Any]:
+    """The same in the words of a card, for the metadata of an agent in the formats of other doors."""
+    profile = {
+        "role": manifest.role,
+        "context": manifest.audience,
+        "signals": list(manifest.signals),
+        "provider": None if manifest.provider is None else manifest.provider.name,
+    }
+    return {name: value for name, value in profile.items() if value}
+
+
 def render_agent(
     manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
 ) -> dict[str, Any]:

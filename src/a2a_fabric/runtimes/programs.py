@@ -57,7 +57,10 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
         candidate = str(self.cwd / name) if os.sep in name else name
         executable = shutil.which(candidate, path=self.env.get("PATH", os.defpath))
         if executable is None:
-            reason = OperatorText(f"The program {name!r} cannot be found or run", "The program cannot be found or run")
+            reason = OperatorText(
+                f"The program {name!r} cannot be found or run. Install it, or name its path",
+                "The program cannot be found or run",
+            )
             raise AgentOffline(reason, agent_id=self.agent_id)
         return executable
 

@@ -19,6 +19,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.edge import compute_etag
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.views import render_profile_metadata
 from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
 
@@ -128,7 +129,8 @@ def _render_details(manifest: Manifest) -> dict[str, Any]:
         details["tags"] = list(manifest.tags)
     if manifest.capabilities:
         details["capabilities"] = [capability.name for capability in manifest.capabilities[:_MAX_CAPABILITIES]]
-    return {**details, "metadata": {"agent_id": manifest.agent_id, "trust_tier": manifest.trust_tier}}
+    own = {"agent_id": manifest.agent_id, "trust_tier": manifest.trust_tier}
+    return {**details, "metadata": {**own, **render_profile_metadata(manifest)}}
 
 
 def _shorten(text: str) -> str:

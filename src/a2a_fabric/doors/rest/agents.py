@@ -26,7 +26,7 @@ from a2a_fabric.doors.rest.http import (
     page_endpoint,
 )
 from a2a_fabric.operations.pages import MAX_ITEMS
-from a2a_fabric.operations.views import render_metadata
+from a2a_fabric.operations.views import render_metadata, render_profile_metadata
 from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
 
@@ -88,7 +88,11 @@ class RestAgents:
             capabilities=tuple(capability.name for capability in manifest.capabilities),
             endpoint=f"{context.base_url}/v1/agents/{quote(manifest.agent_id, safe='')}",
             auth=self.auth,
-            metadata={**details, **render_metadata(manifest, context.principal)},
+            metadata={
+                **details,
+                **render_profile_metadata(manifest),
+                **render_metadata(manifest, context.principal),
+            },
         )
 
 
