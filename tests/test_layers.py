@@ -61,7 +61,7 @@ ARROWS: dict[str, set[str]] = {
         "tools.settings",
         "yamlfile",
     },
-    "console": set(),
+    "console": {"admin.keys", "config", "core", "doors.edge", "identity", "outbound.client"},
     "coordination": {"core", "jobs", "messages", "registry"},
     "core": set(),
     "demo": {"agent", "authoring", "core", "registry"},

@@ -17,6 +17,7 @@ import msgspec
 from a2a_fabric.admin.setup import build_admin
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, LimitSettings, read_environment
+from a2a_fabric.console.setup import build_console
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
@@ -284,7 +285,10 @@ class Fabric:
         self.doors = self._doors.doors
         stops = [self.admin.stop, self.jobs.stop, self.registry.changes.stop, self._calls.message_signals.stop]
         stops += [part.stop for part in (self.call_history, self._peers) if part is not None]
-        self.app = self._doors.build_app(self.agents, self.node_health, stops)
+        console = build_console(
+            lambda: self.settings.running, self.store.keys, self._stored_keys.load, self._context.stack
+        )
+        self.app = self._doors.build_app(self.agents, self.node_health, stops, console)
 
     def _observe_node(self) -> None:
         """The checks of the node's health, and the metrics of its parts."""

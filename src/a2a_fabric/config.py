@@ -28,6 +28,7 @@ from a2a_fabric.identity.settings import (
     IdentitySettings,
     IssuerSettings,
     ReceiptSettings,
+    SignInSettings,
     TrustedNodeSettings,
 )
 from a2a_fabric.jobs.settings import JobSettings
@@ -224,6 +225,10 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             description="Let operators add agents that are programs, which then run on this machine. Unset: only while "
             "the node listens on loopback and has no `public_url`."
         ),
+    ] = None
+    sign_in: Annotated[
+        SignInSettings | None,
+        Meta(description="Let people sign in at an issuer instead of pasting a key. Unset: only keys and tokens."),
     ] = None
 
 

@@ -6,6 +6,7 @@ them for good, and ask a node of another version for its own."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -38,9 +39,10 @@ _KEEP = "public, max-age=31536000, immutable"
 
 
 class ConsolePages:
-    """All files are read when the node starts: they are few and small."""
+    """All files are read when the node starts: they are few and small. `more_routes` come before the views."""
 
-    def __init__(self) -> None:
+    def __init__(self, more_routes: Sequence[BaseRoute] = ()) -> None:
+        self._more_routes = more_routes
         folder = files("a2a_fabric.console") / "static"
         contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
         self._version = _hash(contents)
@@ -52,6 +54,7 @@ class ConsolePages:
     @property
     def routes(self) -> list[BaseRoute]:
         return [
+            *self._more_routes,
             Route(f"{CONSOLE_PATH}/files/{{version}}/{{name}}", self._serve_file, methods=["GET"]),
             Route(f"{CONSOLE_PATH}/", self._redirect, methods=["GET"]),
             Route(CONSOLE_PATH, self._serve_shell, methods=["GET"]),

@@ -192,6 +192,37 @@ class TrustedNodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ] = ()
 
 
+class SignInSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How people sign in to the console at an issuer, with OpenID Connect."""
+
+    issuer: Annotated[str, Meta(min_length=1, max_length=64, description="The `id` of one of `auth.issuers`.")]
+    client_id: Annotated[
+        str, Meta(min_length=1, max_length=512, description="The client id of the console at the issuer.")
+    ]
+    client_secret: Annotated[
+        str | None,
+        Meta(description="Its client secret, as `env:NAME`. Unset: it is a public client, protected by PKCE alone."),
+    ] = None
+    scopes: Annotated[
+        tuple[str, ...], Meta(description="Which scopes the console asks for; `openid` is always among them.")
+    ] = ("openid", "profile")
+    claims: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Which claims of the ID token name the roles or groups of a person; dots lead into objects "
+            "(`realm_access.roles`). `email` counts only if the issuer has verified it."
+        ),
+    ] = ("roles", "groups")
+    operators: Annotated[
+        tuple[str, ...], Meta(description="Persons with one of these roles or groups are operators.")
+    ] = ()
+    viewers: Annotated[
+        tuple[str, ...],
+        Meta(description="Persons with one of these are viewers. `*`: all persons whom the issuer signs in."),
+    ] = ()
+    hours: Annotated[float, Meta(gt=0, le=168, description="After so many hours a person has to sign in again.")] = 8.0
+
+
 class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The caller to whom client certificates belong (mTLS)."""
 

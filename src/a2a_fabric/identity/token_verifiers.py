@@ -37,6 +37,7 @@ class IssuerUnavailable(RateLimited):
 
     def __init__(self, issuer: str, why: str) -> None:
         super().__init__(f"The token cannot be checked now: {issuer} {why}. Try again later", RETRY_AFTER)
+        self.why = why
 
 
 class IssuerMetadata:
@@ -48,12 +49,16 @@ class IssuerMetadata:
         self._document: dict[str, Any] | None = None
         self._fetch_lock = asyncio.Lock()
 
-    async def find_endpoint(self, name: str) -> str:
-        """The URL of its `jwks_uri` or `introspection_endpoint`. Raises IssuerUnavailable."""
+    async def read(self) -> dict[str, Any]:
+        """The whole document. Raises IssuerUnavailable."""
         async with self._fetch_lock:
             if self._document is None:
                 self._document = await self._fetch_document()
-        url = self._document.get(name)
+        return self._document
+
+    async def find_endpoint(self, name: str) -> str:
+        """The URL of its `jwks_uri` or `introspection_endpoint`. Raises IssuerUnavailable."""
+        url = (await self.read()).get(name)
         if not isinstance(url, str) or not is_secure_url(url):
             raise IssuerUnavailable(self.issuer, f"publishes no https address for its `{name}`")
         return url
@@ -277,14 +282,7 @@ class JWTVerifier:
 
     async def check(self, token: str) -> VerifiedToken:
         """Raises AuthInvalid, AuthExpired or IssuerUnavailable."""
-        header = read_header(token)
-        algorithm, key_id = header.get("alg"), header.get("kid")
-        if algorithm not in self._algorithms:
-            raise AuthInvalid(f"The token is signed with {str(algorithm)[:20]}, which this node does not accept")
-        if key_id is not None and not isinstance(key_id, str):
-            raise AuthInvalid("The key id (`kid`) of the token is not a text")
-        key = await self._find_key(key_id, algorithm)
-        claims = self._decode(token, key)
+        claims, key_id = await self.read_claims(token)
         if not matches_audience(claims.get("aud"), self._audience):
             raise AuthInvalid("The token is not meant for this node (`aud`)")
         principal = principal_from_claims(claims, self._settings, "jwt", key_id)
@@ -294,6 +292,18 @@ class JWTVerifier:
                 principal, valid_until, self._refresh_seconds, (principal.mandate_id,), self._revocations
             )
         return await make_verified(principal, valid_until, self._refresh_seconds)
+
+    async def read_claims(self, token: str) -> tuple[dict[str, Any], str | None]:
+        """The claims of a token that the issuer has signed and that has not expired, and the id of the key. For whom
+        it was issued (`aud`) is not checked here. Raises NotAJWT, AuthInvalid, AuthExpired or IssuerUnavailable.
+        """
+        header = read_header(token)
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        if algorithm not in self._algorithms:
+            raise AuthInvalid(f"The token is signed with {str(algorithm)[:20]}, which this node does not accept")
+        if key_id is not None and not isinstance(key_id, str):
+            raise AuthInvalid("The key id (`kid`) of the token is not a text")
+        return self._decode(token, await self._find_key(key_id, algorithm)), key_id
 
     def _decode(self, token: str, key: VerificationKey) -> dict[str, Any]:
         try:
@@ -342,7 +352,7 @@ class IntrospectionVerifier:
         self._settings = settings
         self._audience = audience
         self._metadata = metadata
-        self._headers = _basic_auth_header(settings.client_id or "", settings.client_secret or "")
+        self._headers = basic_auth_header(settings.client_id or "", settings.client_secret or "")
 
     async def check(self, token: str) -> VerifiedToken:
         """Raises AuthInvalid, AuthExpired or IssuerUnavailable."""
@@ -383,7 +393,7 @@ def _parse_expiry(value: Any, now: float) -> float:
     return float(value)
 
 
-def _basic_auth_header(name: str, password: str) -> dict[str, str]:
+def basic_auth_header(name: str, password: str) -> dict[str, str]:
     pair = f"{quote_plus(name)}:{quote_plus(password)}".encode()
     return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
 

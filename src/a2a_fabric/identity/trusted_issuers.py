@@ -206,7 +206,7 @@ def _build_issuer(settings: IssuerSettings, base: Path, public_url: str | None, 
         jwt_verifier = JWTVerifier(settings, audience, _constant_key(settings.secret), SECRET_ALGORITHMS)
         return TrustedIssuer(settings.issuer, jwt_verifier)
     has_keys = settings.jwks_url or settings.jwks_file or settings.introspection_url is None
-    key_set = _build_key_set(settings, base, metadata) if has_keys else None
+    key_set = build_key_set(settings, base, metadata) if has_keys else None
     accepts_tokens, is_client = "jwt" in settings.accepts, settings.client_id is not None
     verifiers: dict[str, TokenVerifier] = {}
     if accepts_tokens and is_client:
@@ -242,7 +242,7 @@ def _check_settings(settings: IssuerSettings, audience: tuple[str, ...]) -> None
             raise ConfigError(f"{where}: `{key}` must begin with https://, except on this machine")
 
 
-def _build_key_set(settings: IssuerSettings, base: Path, metadata: IssuerMetadata) -> KeySet:
+def build_key_set(settings: IssuerSettings, base: Path, metadata: IssuerMetadata) -> KeySet:
     if settings.jwks_file is not None:
         path = base / settings.jwks_file
         _read_key_set(path, settings)  # a file that cannot be used stops the start

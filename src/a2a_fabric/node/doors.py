@@ -54,10 +54,15 @@ class DoorParts:
         authentication.build_resolver(context.telemetry.metrics.count_auth_attempt, context.store)
         self.doors = [self._build_door(dict(table)) for table in context.config.doors]
 
-    def build_app(self, agents: AgentParts, node_health: NodeHealth, stops: Sequence[Callable[[], None]]) -> WebApp:
+    def build_app(
+        self,
+        agents: AgentParts,
+        node_health: NodeHealth,
+        stops: Sequence[Callable[[], None]],
+        console: ConsolePages | None,
+    ) -> WebApp:
         """`stops` end what would keep requests open when the node stops."""
         context, config, peers = self._context, self._context.config, self._context.peers
-        console = ConsolePages() if config.console.enabled else None
         body_limit = context.limits.body
         return WebApp(
             self.doors,

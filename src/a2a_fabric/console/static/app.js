@@ -1,6 +1,6 @@
 // The frame around all views: login, bar, navigation, palette, keys.
 import { render } from "./preact.js";
-import { admin, ApiError, BASE, connection, getToken, go, html, Link, overview, part, route, say, setToken, signedOut, text, toast, useEffect, useLayoutEffect, useLive, useMemo, useRef, useState } from "./lib.js";
+import { admin, ApiError, BASE, connection, getSession, getToken, go, html, Link, moment, overview, part, route, say, setToken, signedOut, text, toast, useEffect, useLayoutEffect, useLive, useMemo, useRef, useState } from "./lib.js";
 import { Age, Dialog, Dot, Fault, Icon, isTyping, useNow } from "./parts.js";
 import { Home } from "./home.js";
 import { Agents, loadAgents } from "./agents.js";
@@ -11,6 +11,7 @@ import { Messages } from "./messages.js";
 import { Route } from "./routing.js";
 import { Keys } from "./keys.js";
 import { Log, Settings } from "./settings.js";
+import { endSession, findIssuer, SignedIn, SignInButton } from "./sign_in.js";
 
 const PAGES = [
   { id: "home", path: "/", label: "Home", key: "h" },
@@ -54,9 +55,11 @@ function toggleTheme() {
 
 function Login({ error, onDone }) {
   const [value, setValue] = useState("");
-  const [problem, setProblem] = useState(error && getToken() ? error : null);
+  const [session] = useState(getSession);
+  const [problem, setProblem] = useState(error && getToken() ? (session ? new ApiError("Your session has ended. Sign in again.", error.code, error.traceId, 401) : error) : null);
   const [busy, setBusy] = useState(false);
-  useEffect(() => { document.title = "Sign in · Fabric"; }, []);
+  const [issuer, setIssuer] = useState(undefined); // until the node has said
+  useEffect(() => { document.title = "Sign in · Fabric"; findIssuer().then(setIssuer); }, []);
   const submit = async (event) => {
     event.preventDefault();
     setBusy(true);
@@ -76,9 +79,11 @@ function Login({ error, onDone }) {
   return html`<main class="login"><form onSubmit=${submit}>
     <${Logo} size=${36} />
     <h1>Sign in to this node</h1>
+    ${error && error.issuerUrl ? html`<p class="hint">You signed out here. The issuer may still know you: <a href=${error.issuerUrl} rel="noreferrer">sign out there, too</a>.</p>` : null}
+    ${issuer ? html`<${SignInButton} label=${`Sign in with ${issuer}`} /><p class="or"><span>or with a key</span></p>` : null}
     <label for="token">Key or token</label>
     <input id="token" type="password" autocomplete="current-password" autofocus required value=${value} onInput=${(event) => setValue(event.target.value)} />
-    <button class="button primary" disabled=${busy || !value.trim()}>${busy ? "Signing in…" : "Sign in"}</button>
+    <button class="button ${issuer ? "" : "primary"}" disabled=${busy || !value.trim()}>${busy ? "Signing in…" : "Sign in"}</button>
     ${problem ? html`<${Fault} error=${problem} />` : null}
     <p class="hint">The node's own key opens everything: <code>FABRIC_PSK</code>, or the one that <code>a2a-fabric up</code> saved. A key with the scope <code>console:view</code> may look. The key stays in this tab.</p>
   </form></main>`;
@@ -183,7 +188,12 @@ function Frame() {
   const current = path.split("/")[1] || "home";
 
   const theme = () => { toggleTheme(); redraw((n) => n + 1); };
-  const leave = () => { setToken(""); overview.set(null); signedOut.set(new ApiError("You signed out.", "SIGNED_OUT", null, 401)); };
+  const leave = async () => {
+    const issuerUrl = await endSession();
+    setToken("");
+    overview.set(null);
+    signedOut.set(Object.assign(new ApiError("You signed out.", "SIGNED_OUT", null, 401), { issuerUrl }));
+  };
   const actions = [
     { label: "Add an agent", icon: "plus", run: () => go("/agents?add=1") },
     { label: "Create a key", icon: "keys", run: () => go("/keys") },
@@ -207,6 +217,7 @@ function Frame() {
     return () => window.removeEventListener("keydown", onKey, true);
   }, []);
 
+  if (path === "/signed-in") return html`<${SignedIn} query=${query} onDone=${() => { signedOut.set(null); live.reload(); }} />`;
   if (error) return html`<${Login} error=${error} onDone=${() => live.reload()} />`;
   if (live.error && !node && (live.error.status === 403)) return html`<${Login} error=${live.error} onDone=${() => live.reload()} />`;
   const counts = node ? { agents: node.agents.total } : {};
@@ -222,7 +233,7 @@ function Frame() {
       ${getToken() ? html`<button type="button" class="icon-button wide-only" aria-label="Sign out" title="Sign out" onClick=${leave}><${Icon} name="out" /></button>` : null}
     </header>
     <nav class="side" aria-label="Views">${PAGES.map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""} aria-current=${page.id === current ? "page" : undefined}><${Icon} name=${page.id} /><span>${page.label}</span>${page.id === "agents" && counts.agents ? html`<em>${counts.agents}</em>` : null}${page.id === "jobs" && jobs ? html`<em>${jobs}</em>` : null}<//>`)}
-      <p class="side-foot"><a href="/docs" target="_blank" rel="noreferrer">API reference</a>${node ? html`<span>${node.version} · ${node.role}</span>` : null}</p>
+      <p class="side-foot"><a href="/docs" target="_blank" rel="noreferrer">API reference</a>${node ? html`<span title=${getSession() ? `Signed in until ${moment(getSession().until)}` : ""}>${getSession() ? html`${text(getSession().name)}<br />` : null}${node.version} · ${node.role}</span>` : null}</p>
     </nav>
     <main id="main" tabindex="-1"><${View} path=${path} query=${query} /></main>
     <nav class="bottom" aria-label="Views">${PAGES.filter((page) => ON_PHONE.includes(page.id)).map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""}><${Icon} name=${page.id} size=${20} /><span>${page.label}</span><//>`)}<button type="button" onClick=${() => setLayer("palette")}><${Icon} name="more" size=${20} /><span>More</span></button></nav>

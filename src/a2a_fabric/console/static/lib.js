@@ -5,14 +5,21 @@ export { html, useEffect, useLayoutEffect, useMemo, useRef, useState };
 
 /* ---------------------------------------------------------------- credentials */
 
-const TOKEN_KEY = "fabric.token";
-let token = "";
-try { token = sessionStorage.getItem(TOKEN_KEY) || ""; } catch { /* kept in memory only */ }
+const TOKEN_KEY = "fabric.token", SESSION_KEY = "fabric.session";
+const keep = (name, value) => { try { value ? sessionStorage.setItem(name, value) : sessionStorage.removeItem(name); } catch { /* in memory only */ } };
+const kept = (name) => { try { return sessionStorage.getItem(name) || ""; } catch { return ""; } };
+let token = kept(TOKEN_KEY), session = null;
+try { session = JSON.parse(kept(SESSION_KEY) || "null"); } catch { /* none */ }
 export const getToken = () => token;
-export function setToken(value) {
+/** Of a person who signed in at an issuer: name, role, until when. Null for a key or a token. */
+export const getSession = () => session;
+export function setToken(value, opened = null) {
   token = value;
-  try { value ? sessionStorage.setItem(TOKEN_KEY, value) : sessionStorage.removeItem(TOKEN_KEY); } catch { /* memory */ }
+  session = opened;
+  keep(TOKEN_KEY, value);
+  keep(SESSION_KEY, opened ? JSON.stringify(opened) : "");
 }
+export const keepInTab = keep, keptInTab = kept;
 
 /* ---------------------------------------------------------------- a tiny store: values that views listen to */
 
@@ -46,6 +53,7 @@ export class ApiError extends Error {
 const headers = (more) => ({ "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}), ...more });
 
 async function send(path, body, options = {}) {
+  const sent = token;
   let reply;
   try {
     reply = await fetch(path, { method: "POST", headers: headers(options.headers), body: JSON.stringify(body), signal: options.signal, cache: "no-store", credentials: "same-origin" });
@@ -55,6 +63,12 @@ async function send(path, body, options = {}) {
     throw new ApiError("The node does not answer. It may be stopping, or the network is away.", "UNREACHABLE", null, 0);
   }
   if (connection.get().state !== "live") connection.set({ state: "live", at: Date.now() });
+  // Another worker may hear of a new session a moment later than the one that opened it.
+  if (reply.status === 401 && session && Date.now() - session.opened < 10000 && !options.signal?.aborted) {
+    await new Promise((done) => setTimeout(done, 400));
+    return send(path, body, options);
+  }
+  reply.sentToken = sent;
   return reply;
 }
 
@@ -63,7 +77,7 @@ function errorFrom(reply, body) {
   const message = typeof raw === "string" ? raw : (raw && raw.message) || `The node answered ${reply.status} ${reply.statusText}`;
   const code = (body && body.error_code) || (raw && raw.code) || String(reply.status);
   const error = new ApiError(message, code, (body && body.trace && body.trace.trace_id) || reply.headers.get("x-trace-id"), reply.status);
-  if (reply.status === 401) signedOut.set(error);
+  if (reply.status === 401 && reply.sentToken === token) signedOut.set(error); // not if somebody signed in meanwhile
   return error;
 }
 
