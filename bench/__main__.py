@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def main() -> None:
         for name in options.groups or _default_groups(is_quick=options.quick):
             began = time.monotonic()
             with results.record(kept, name, ", in short rounds" if options.quick else ""):
-                _run_group(name, runner, cores, is_quick=options.quick)
+                _run_group(name, runner, cores, is_quick=options.quick, only=options.row)
             print(f"\n{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
             if options.json:
                 results.write_results(kept, options.json)
@@ -97,7 +97,9 @@ def _default_groups(*, is_quick: bool) -> list[str]:
     return [name for name in GROUPS if name not in ONLY_IF_NAMED and not (is_quick and name in NOT_QUICK)]
 
 
-def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: bool) -> None:
+def _run_group(
+    name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: bool, only: Sequence[str] | None = None
+) -> None:
     short = Effort(1, 0.3, 0.2)
     run: dict[str, Callable[[], None]] = {
         "calls": lambda: calls.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
@@ -118,7 +120,7 @@ def _run_group(name: str, runner: asyncio.Runner, cores: Cores, *, is_quick: boo
         "policy": policy.run,
         "routing": word_routing.run,
         "signing": signing.run,
-        "instructions": lambda: instructions.run(runner),
+        "instructions": lambda: instructions.run(runner, only),
         "peers": lambda: peers.run(runner, cores, Effort(1, 0.3, 0.1) if is_quick else Effort(2, 0.5, 0.2)),
     }
     run[name]()
@@ -150,7 +152,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--against", metavar="REV", help="measure calls and MCP of this code beside an earlier commit")
     parser.add_argument(
-        "--row", action="append", metavar="TEXT", help="with --against: only rows whose name contains this (repeatable)"
+        "--row",
+        action="append",
+        metavar="TEXT",
+        help="with --against, or for instructions: only rows whose name contains this (repeatable)",
     )
     return parser.parse_args()
 

@@ -1,7 +1,8 @@
 """Instructions per call, counted by `valgrind --tool=callgrind`: there is no noise, so differences of one percent show.
 
 The work of the kernel is not counted, so a ratio here is none of time; it shows what a change of our own code does.
-The server runs under valgrind, and is warm before its counters are set to zero. Calls are made over one connection.
+The server runs under valgrind, and is warm before its counters are set to zero. Calls are made over one connection;
+streams are paced, so there are four of them at a time, which leaves less to what the node does beside.
 Only the thread of the event loop counts: what others write to disk is the same whether a second has a hundred calls, as
 under valgrind, or ten thousand.
 """
@@ -25,6 +26,7 @@ from bench.processes import TOKEN, ServerProcess
 CALLS = 150
 _ROUNDS = 5
 _WARM_UP = 300
+_STREAMS = (8, EVENTS, 4)  # requests, units and connections
 _CONTROL_TIMEOUT = 60.0  # seconds
 _READY_TIMEOUT = 120.0
 
@@ -39,6 +41,7 @@ class CountedRow(NamedTuple):
     plan: Callable[[int], load.RequestPlan]
     requests: int = CALLS
     units: int = 1
+    connections: int = 1
 
 
 def run(runner: asyncio.Runner, only: Sequence[str] | None = None) -> None:
@@ -84,8 +87,8 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         CountedRow("handshake MCP", mcp, lambda port: handshake(port, "/mcp", "old_add", TOKEN)),
         CountedRow("stdio MCP", mcp, lambda port: handshake(port, "/mcp", "pipe_add", TOKEN)),
         CountedRow("one agent alone", mcp, lambda port: stateless(port, "/agents/new/mcp", "add", TOKEN)),
-        CountedRow("event, bare forwarder", start_forwarder, lambda port: target(port).plan_streams(), 3, EVENTS),
-        CountedRow("event", plain, lambda port: target(port, TOKEN).plan_streams(), 3, EVENTS),
+        CountedRow("event, bare forwarder", start_forwarder, lambda port: target(port).plan_streams(), *_STREAMS),
+        CountedRow("event", plain, lambda port: target(port, TOKEN).plan_streams(), *_STREAMS),
         CountedRow("fabric.call as a job, accepted", acceptor, rest_plan(0)),
         CountedRow("POST /v1/tasks, accepted", acceptor, rest_plan(1)),
         CountedRow("POST /v1/messages, accepted", acceptor, rest_plan(2)),
@@ -132,7 +135,7 @@ def _wait_until_ready(runner: asyncio.Runner, row: CountedRow, port: int, plan: 
 
 
 def _send(runner: asyncio.Runner, row: CountedRow, port: int, plan: load.RequestPlan, requests: int) -> None:
-    result = runner.run(rig.run(port, plan, 1, load.Limit(calls=requests)))
+    result = runner.run(rig.run(port, plan, min(row.connections, requests), load.Limit(calls=requests)))
     if result.failures:
         raise SystemExit(f"{row.name}: {result.failures} of {result.calls} calls failed: {result.why}")
 

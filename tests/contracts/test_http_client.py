@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,59 @@ async def test_chunks_are_handed_out_as_they_arrive(client: HTTPClient, peer: Pe
             peer.go.release()  # the next event is not even sent before this one was read
             assert await anext(chunks) == f"data: {number}\n\n".encode()
         assert [chunk async for chunk in chunks] == []
+
+
+async def test_parts_are_delivered_as_they_arrive_until_they_are_not_taken_and_the_rest_can_be_read(
+    client: HTTPClient, peer: Peer
+) -> None:
+    parts: list[bytes] = []
+    setting: ContextVar[str] = ContextVar("setting")
+    setting.set("of the reader")
+
+    def take(part: bytes) -> bool:
+        parts.append(part)
+        assert setting.get() == "of the reader"
+        peer.go.release()
+        return len(parts) < 2
+
+    async with client.stream("GET", peer.url("/events"), timeout=TIMEOUT, limit=LIMIT) as reply:
+        peer.go.release()
+        assert await reply.deliver(take)
+        assert parts == [b"data: 0\n\n", b"data: 1\n\n"]
+        assert await reply.next_chunk() == b"data: 2\n\n"
+        assert not await reply.deliver(take)
+    assert len(parts) == 2
+
+
+async def test_what_the_taker_raises_ends_the_delivery(client: HTTPClient, peer: Peer) -> None:
+    def take(part: bytes) -> bool:
+        raise ValueError(part)
+
+    async with client.stream("GET", peer.url("/events"), timeout=TIMEOUT, limit=LIMIT) as reply:
+        peer.go.release()
+        with pytest.raises(ValueError, match="data: 0"):
+            await reply.deliver(take)
+        peer.go.release()
+        assert await reply.next_chunk() == b"data: 1\n\n"
+
+
+async def test_cancelling_a_delivery_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
+    taken = asyncio.Event()
+
+    def take(part: bytes) -> bool:
+        taken.set()
+        return True
+
+    async def read() -> None:
+        async with client.stream("GET", peer.url("/slow-body"), timeout=60, limit=LIMIT) as reply:
+            await reply.deliver(take)
+
+    task = asyncio.create_task(read())
+    await happens(taken)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await happens(peer.left)
 
 
 async def test_a_server_waits_for_a_slow_reader(client: HTTPClient, peer: Peer) -> None:

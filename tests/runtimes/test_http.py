@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.marks import requirement
-from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents, dead_port
+from tests.runtimes.http_agents import BEHAVIOURS, Agents, Exchange, agents, dead_port
 
 NO_FALLBACK = {"routing": {"fallback": False}, "limits": {"reply_bytes": 100_000}, "breaker": {"failures": 1000}}
 LOCAL = Agent("local")
@@ -360,3 +362,37 @@ async def test_probes_find_out_who_is_online(node: Node) -> None:
     await eventually(all_are_known)
     assert status["answer"] == status["local"] == "online"
     assert status["dead"] in ("degraded", "offline")
+
+
+async def test_an_agent_waits_for_a_slow_reader_and_every_event_arrives_in_order() -> None:
+    sent, total, text = 0, 2500, "x" * 16_384  # more than the system's socket buffers hold
+
+    async def chatter(exchange: Exchange) -> None:
+        nonlocal sent
+        await exchange.open_stream()
+        while sent < total:
+            await exchange.event("progress", message=f"{sent} {text}")
+            sent += 1
+        await exchange.event("final", ok=True, result={"answer": "done"})
+
+    async with (
+        agents({"chatter": chatter}, takes_get=False) as behind,
+        running(manifests=[behind.manifest("chatter")]) as node,
+    ):
+        arguments = {"agent_id": "chatter", "capability": "act", "task": "go", "stream": True}
+        body = json.dumps({"name": "fabric.call", "arguments": arguments}).encode()
+        head = f"POST /mcp/call HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {PSK}\r\nContent-Length: {len(body)}\r\n"
+        seen = -1
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port, limit=4096)  # reads that far ahead
+            writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+            while sent == 0 or sent != seen:  # until it stands still
+                seen = sent
+                for _ in range(5):
+                    assert (await node.send("GET", "/health")).status == 200
+            assert sent < total
+            reply = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        assert [int(number) for number in re.findall(rb'"message":"(\d+) ', reply)] == list(range(total))
+        assert b'"answer":"done"' in reply

@@ -23,7 +23,7 @@ into its own format."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import quote
@@ -210,6 +210,19 @@ def compose(steps: Sequence[Step], last: Handler) -> Handler:
     for step in reversed(steps):
         last = step(last)
     return last
+
+
+class _Delivered:
+    """Awaiting it takes no step of the event loop, and it can be awaited again and again."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+
+
+# What an emitter may return for an event that has left already, so that a stream needs no coroutine for each event.
+DELIVERED: Awaitable[None] = _Delivered()
 
 
 async def ignore_event(event: Event) -> None:

@@ -290,6 +290,12 @@ class _NatsReply:
                 raise ReplyTooLarge(f"The reply is larger than {self._limit} bytes")
             return chunk
 
+    async def deliver(self, take: Callable[[bytes], bool]) -> bool:
+        while chunk := await self.next_chunk():
+            if not take(chunk):
+                return True
+        return False
+
     async def chunks(self) -> AsyncIterator[bytes]:
         while chunk := await self.next_chunk():
             yield chunk

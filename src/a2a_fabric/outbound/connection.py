@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import Context, copy_context
 from copy import copy
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -29,15 +30,21 @@ MAX_QUEUED_BYTES = 256 * 1024  # beyond this, reading from the server pauses
 
 
 class HTTPStreamedReply:
-    """The connection fills `parts`; the reader takes all available parts at once."""
+    """The connection fills `parts`; the reader takes all available parts at once.
+
+    `_waiter` is set exactly while the reader waits. If it waits in `deliver`, `_take` and `_context` are set, too, and
+    parts go to `_take` at once, in the callback that received them.
+    """
 
     __slots__ = (
+        "_context",
         "_error",
         "_has_ended",
         "_is_paused",
         "_loop",
         "_parts",
         "_read_bytes",
+        "_take",
         "_transport",
         "_waiter",
         "headers",
@@ -61,21 +68,47 @@ class HTTPStreamedReply:
         self._error: OutboundError | None = None
         self._has_ended = False
         self._is_paused = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        self._context: Context | None = None
 
     async def next_chunk(self) -> bytes:
         while not self._parts:
-            if self._error is not None:
-                raise copy(self._error)  # a traceback on the original would refer back to this frame
-            if self._has_ended:
+            if self._has_no_more():
                 return b""
-            if self._waiter is not None:
-                raise RuntimeError("A streamed reply has one reader at a time")
-            self._waiter = self._loop.create_future()
+            await self._wait()
+        return self._pop_parts()
+
+    async def deliver(self, take: Callable[[bytes], bool]) -> bool:
+        while True:
+            while self._parts:
+                if not take(self._pop_parts()):
+                    return True
+            if self._has_no_more():
+                return False
+            self._take, self._context = take, copy_context()
             try:
-                await self._waiter
+                if await self._wait():
+                    return True
             finally:
-                self._waiter = None
+                self._take = self._context = None
+
+    def _has_no_more(self) -> bool:
+        if self._error is not None:
+            raise copy(self._error)  # a traceback on the original would refer back to this frame
+        return self._has_ended
+
+    async def _wait(self) -> bool:
+        """Wait for parts or the end. True if `_take` has got parts, and takes no more."""
+        if self._waiter is not None:
+            raise RuntimeError("A streamed reply has one reader at a time")
+        self._waiter = self._loop.create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def _pop_parts(self) -> bytes:
         parts = self._parts
         chunk = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -93,6 +126,9 @@ class HTTPStreamedReply:
 
     def on_data(self, size: int) -> None:
         """`size` is the number of body bytes received since the beginning."""
+        if self._take is not None and self._parts:
+            self._hand_over(self._take)
+            return
         self._wake()
         if size - self._read_bytes > MAX_QUEUED_BYTES and not self._is_paused:
             self._is_paused = True
@@ -104,9 +140,22 @@ class HTTPStreamedReply:
         self._resume()
         self._wake()
 
+    def _hand_over(self, take: Callable[[bytes], bool]) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done() or self._context is None:
+            return  # the reader was cancelled, or is about to look for itself
+        try:
+            if self._context.run(take, self._pop_parts()):
+                return
+        except Exception as exc:
+            waiter.set_exception(exc)
+        else:
+            waiter.set_result(True)
+        self._take = None
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(False)
 
     def _resume(self) -> None:
         if self._is_paused:

@@ -5,7 +5,7 @@ whole, and never read more than `limit` bytes of a reply. Cancelling a call clos
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NotRequired, Protocol, TypedDict
 
@@ -48,6 +48,14 @@ class StreamedReply(Protocol):
 
     async def next_chunk(self) -> bytes:
         """The next part of the body, as it arrives; empty at its end. Raises as `chunks` does."""
+        ...
+
+    async def deliver(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take` with each part of the body as it arrives, without waking this task for each.
+
+        Returns True once `take` has returned False, which leaves the rest to be read; False at the end of the body.
+        Raises as `chunks` does, and what `take` raises. `take` runs in a copy of the caller's context.
+        """
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:

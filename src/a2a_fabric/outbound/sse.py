@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from a2a_fabric.outbound.port import ReplyTooLarge
 
 _DATA_FIELD = b"data"
+_LINE_FEED = ord("\n")
 _MAX_DIGITS = 12
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -56,15 +57,12 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """The events that are complete now; take them before feeding the next chunk."""
-        if (  # fast path: exactly one event of one line, as most agents send
-            self._is_between_events
-            and chunk[:6] == b"data: "
-            and chunk.find(b"\n") == len(chunk) - 2
-            and chunk[-1:] == b"\n"
-            and b"\r" not in chunk
-            and len(chunk) - 8 <= self._limit
-        ):
-            return (chunk[6:-2],)
+        if self._is_between_events:  # fast path: exactly one event of one line, as most agents send
+            lines = chunk.splitlines()
+            if len(lines) == 2 and not lines[1] and chunk[-1] == _LINE_FEED:
+                line = lines[0]
+                if line[:6] == b"data: " and len(line) - 6 <= self._limit:
+                    return (line[6:],)
         self._is_between_events = False
         return self._parse_chunk(chunk)
 

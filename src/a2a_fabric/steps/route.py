@@ -418,10 +418,10 @@ class _StreamTracker:
         self._emit = emit
         self.has_streamed = False
 
-    async def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event) -> Awaitable[None]:
         if event.kind in ("token", "artifact"):
             self.has_streamed = True
-        await self._emit(event)
+        return self._emit(event)
 
 
 def _add_error_details(error: FabricError, plan: RoutePlan, candidate: Candidate, hops: list[str]) -> None:

@@ -9,13 +9,14 @@ event `final`, which holds the same. All other APIs go through `api`, with reque
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import (
+    DELIVERED,
     Call,
     Emit,
     Principal,
@@ -177,26 +178,67 @@ def _build_question_result(input_required: Any) -> Result | None:
 
 async def relay_events(reply: StreamedReply, emit: Emit, limit: int) -> Result:
     """Forward events in order of arrival until `final`; a stream of text alone is an answer too."""
-    stream_text = StreamText(limit)
-    parser = sse.SSEParser(max(EVENT_BYTES, limit))
-    while chunk := await reply.next_chunk():
-        for data in parser.feed(chunk):
+    relay = _EventRelay(emit, limit)
+    try:
+        while relay.result is None and await reply.deliver(relay.take):
+            await relay.drain()
+    finally:
+        relay.close()
+    return relay.result or relay.finish()
+
+
+class _EventRelay:
+    """Emits the events of a stream. While the caller takes each at once, the task of the call is not woken for them."""
+
+    def __init__(self, emit: Emit, limit: int) -> None:
+        self.result: Result | None = None  # of `final`
+        self._emit = emit
+        self._text = StreamText(limit)
+        self._parser = sse.SSEParser(max(EVENT_BYTES, limit))
+        self._rest: Iterator[bytes] = iter(())  # of the latest chunk: events that wait for the one under way
+        self._under_way: Awaitable[None] | None = None  # an event that the caller does not take at once
+
+    def take(self, chunk: bytes) -> bool:
+        """False if the next chunk has to wait: for `drain`, or because the stream is over."""
+        return self._emit_all(self._parser.feed(chunk))
+
+    async def drain(self) -> None:
+        while self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            await under_way
+            self._emit_all(self._rest)
+
+    def close(self) -> None:
+        if isinstance(self._under_way, Coroutine):
+            self._under_way.close()  # the call was cancelled before it was awaited
+
+    def finish(self) -> Result:
+        """The stream is over, and its last event may lack the blank line."""
+        for data in self._parser.flush():
+            stream_event = _decode_event(data)
+            if stream_event.event == "final":
+                return _result_from_final(stream_event.data, self._text)
+        raise UpstreamInterrupted("The agent's stream ended before its final event")
+
+    def _emit_all(self, events: Iterable[bytes]) -> bool:
+        rest = iter(events)
+        for data in rest:
             stream_event = _decode_event(data)
             kind, event_data = stream_event.event, stream_event.data
             if kind == "final":
-                return _result_from_final(event_data, stream_text)
+                self.result = _result_from_final(event_data, self._text)
+                return False
             if kind in EVENT_KINDS:
                 if "trace" in event_data:
                     del event_data["trace"]
                 if kind == "token":
                     text = event_data.get("text", "")
-                    stream_text.add(text if isinstance(text, str) else str(text))
-                await emit(Event(kind, event_data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
-    for data in parser.flush():
-        stream_event = _decode_event(data)
-        if stream_event.event == "final":
-            return _result_from_final(stream_event.data, stream_text)
-    raise UpstreamInterrupted("The agent's stream ended before its final event")
+                    self._text.add(text if isinstance(text, str) else str(text))
+                sent = self._emit(Event(kind, event_data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
+                if sent is not DELIVERED:
+                    self._under_way, self._rest = sent, rest
+                    return False
+        return True
 
 
 def _decode_event(data: bytes) -> _StreamEvent:
