@@ -227,10 +227,14 @@ async def test_a_killed_worker_is_started_again_and_the_node_goes_on(tmp_path: P
             assert held_by in worker_pids(node)
             os.kill(held_by, signal.SIGKILL)
             until(lambda: held_by not in worker_pids(node) and len(worker_pids(node)) == 2, "a new worker")
+            for number in (signal.SIGHUP, signal.SIGUSR1):  # they would end a worker that is still starting
+                node.signal(number)
             reply = await call(session, node, "counter", "count")
             assert reply["calls"] == 1
             assert reply["pid"] in worker_pids(node)
         assert "killed by signal 9" in node.said
+        until(lambda: node.said.count("no configuration file to read again") == 2, "the signal to reach both workers")
+        assert node.said.count("killed by signal") == 1
         node.signal(signal.SIGTERM)
         assert node.wait() == 0
 

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Unauthenticated
+from a2a_fabric.core.held_signals import hold_signals
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
 NAME = "a2a-fabric"
@@ -34,6 +35,7 @@ class CommandRow(NamedTuple):
     about: str
     function: str = "run"
     group: type[CommandGroup] | None = None
+    holds_signals: bool = False  # from before its imports: it handles them later
 
 
 class CommandGroup(TyperGroup):
@@ -65,6 +67,8 @@ def load_command(name: str, row: CommandRow) -> Any:
     if row.group is not None:
         app.callback(cls=row.group, help=row.group.__doc__)(_do_nothing)
         return get_command(app)
+    if row.holds_signals:
+        hold_signals()
     gc.disable()  # imports make many objects and no garbage
     app.command(name)(getattr(import_module(f"{__package__}.{row.module}"), row.function))
     gc.freeze()
@@ -301,7 +305,7 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
 
 COMMANDS: dict[str, CommandRow] = {
-    "up": CommandRow("up", "Start a node, with the demo agents if nothing is configured."),
+    "up": CommandRow("up", "Start a node, with the demo agents if nothing is configured.", holds_signals=True),
     "init": CommandRow("init", "Write the files of a new node, and on request a unit or compose file."),
     "status": CommandRow("nodes", "Show the nodes of this machine: running, not ready, crashed.", "show_status"),
     "stop": CommandRow("nodes", "Stop a node of this machine, and let it finish its calls.", "stop_nodes"),

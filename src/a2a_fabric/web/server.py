@@ -2,7 +2,9 @@
 
 SIGTERM drains the node. First it says that it is not ready and serves on, so that load balancers send no more
 requests; each reply ends its connection meanwhile. Then it closes its port and waits for the calls in flight. SIGINT
-leaves out the first part, since a person waits. A second signal stops at once. SIGHUP reads the configuration again."""
+leaves out the first part, since a person waits. A second signal stops at once. SIGHUP reads the configuration again.
+
+SIGHUP and SIGUSR1 that come before or after that do not end the process (`core/held_signals.py`)."""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.held_signals import hand_over_signals, hold_signals
 from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.garbage import GarbageCollection
@@ -174,6 +177,7 @@ class HttpServer(uvicorn.Server):
         try:
             for number, handler in handlers.items():
                 loop.add_signal_handler(number, handler)
+            hand_over_signals(handlers)
         except (NotImplementedError, RuntimeError, ValueError):
             handled_signals = ()  # not the main thread: the starting code calls `stop`
         garbage_task = asyncio.ensure_future(GarbageCollection(lambda: not self.server_state.tasks).run())
@@ -183,6 +187,8 @@ class HttpServer(uvicorn.Server):
             garbage_task.cancel()
             for number in handled_signals:
                 loop.remove_signal_handler(number)
+            if handled_signals:
+                hold_signals()  # while the node closes its store
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does for open sockets, but with a time limit for TLS handshakes."""

@@ -8,7 +8,7 @@ clients only when the supervisor has answered: then the others are up, too. If t
 the end of the pair and stops, so no worker is left behind.
 
 The first SIGINT or SIGTERM is passed on, and the workers finish their calls; so are SIGHUP, SIGUSR1 and the second
-signal."""
+signal. A worker that is not up yet gets SIGHUP and SIGUSR1 when it is up: they would end an interpreter that starts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import msgspec
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.held_signals import hand_over_signals, hold_signals
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.web.server import bind_socket
 
@@ -77,18 +79,22 @@ class Supervisor:
         self._report = report
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._has_begun = asyncio.Event()  # all workers have been up once
-        self._ready: set[int] = set()
+        self._ready: set[int] = set()  # workers that have been up once
+        self._up: set[int] = set()  # those that are up
+        self._held: dict[int, set[signal.Signals]] = {}  # signals for those that are not
         self._is_stopping = False
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
         """Until a signal ends the node; returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, number)
-        passed_on = (signal.SIGHUP, signal.SIGUSR1)
-        for number in passed_on:
-            loop.add_signal_handler(number, self._pass_on, number)
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            **{number: partial(self._stop, number) for number in (signal.SIGINT, signal.SIGTERM)},
+            **{number: partial(self._notify, number) for number in (signal.SIGHUP, signal.SIGUSR1)},
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        hand_over_signals(handlers)
         tasks = [asyncio.ensure_future(self._keep_running(number)) for number in range(len(self._sockets))]
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -100,8 +106,9 @@ class Supervisor:
             return 1 if failed else 0
         finally:
             await cancel_and_wait(*tasks, stopping)
-            for number in (signal.SIGINT, signal.SIGTERM, *passed_on):
+            for number in handlers:
                 loop.remove_signal_handler(number)
+            hold_signals()
 
     def _stop(self, number: signal.Signals) -> None:
         self._is_stopping = True
@@ -114,6 +121,15 @@ class Supervisor:
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(number)
+
+    def _notify(self, signal_number: signal.Signals) -> None:
+        """A signal that ends a worker which has no handlers yet."""
+        for number, process in self._processes.items():
+            if number in self._up:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal_number)
+            else:
+                self._held.setdefault(number, set()).add(signal_number)
 
     async def _wait_for_workers(self) -> None:
         running = [process for process in self._processes.values() if process.returncode is None]
@@ -161,6 +177,7 @@ class Supervisor:
                     pass_fds=(start.listener, start.control),
                     start_new_session=True,  # or Ctrl-C would reach the worker twice
                 )
+            self._up.discard(number)
             self._processes[number] = process
             if self._is_stopping:  # the signal came before this process existed
                 process.terminate()
@@ -171,6 +188,7 @@ class Supervisor:
                 process.kill()
                 raise
             finally:
+                self._up.discard(number)
                 await cancel_and_wait(starting)
 
     async def _begin(self, number: int, control: socket.socket) -> None:
@@ -185,6 +203,9 @@ class Supervisor:
             self._processes[number].kill()
             return
         self._ready.add(number)
+        self._up.add(number)
+        for held in self._held.pop(number, ()):
+            self._processes[number].send_signal(held)
         if len(self._ready) == len(self._sockets):
             self._has_begun.set()
         await self._has_begun.wait()
