@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from a2a_fabric.stores.nats.store import NatsStore, settings_from_address
+from tests.contracts.test_nats_faults import ask
 from tests.contracts.test_store_processes import Ledger, child, heard, said
 from tests.fixtures.nats import NatsCluster, NatsServer, new_name
 
+SNAPSHOTS = "snapshot_messages=100"
 ROUNDS = int(os.environ.get("STORE_CRASH_ROUNDS", "2"))  # `make soak` asks for more
 
 
@@ -34,8 +36,11 @@ def server() -> Iterator[NatsServer]:
         server.remove()
 
 
-async def run_rounds(address: str, servers: list[NatsServer], rounds: int) -> None:
-    """In each round two nodes write; a server is killed and comes back, and one node is killed while it is away."""
+async def run_rounds(address: str, choose_server: Callable[[], Awaitable[NatsServer]], rounds: int) -> None:
+    """In each round two nodes write; a server is killed and comes back, and one node is killed while it is away.
+
+    The nodes write snapshots and shorten the log meanwhile.
+    """
     ledger = Ledger()
     chance = random.Random()
     for number in range(rounds):
@@ -45,7 +50,7 @@ async def run_rounds(address: str, servers: list[NatsServer], rounds: int) -> No
         ):
             first = [*await heard(dying, 5), *await heard(living, 5)]
             await asyncio.sleep(chance.uniform(0, 0.3))  # the moment is what is tried, not what is waited for
-            server = chance.choice(servers)
+            server = await choose_server()
             server.kill()
             await asyncio.sleep(chance.uniform(0, 0.3))
             dying.kill()
@@ -70,9 +75,27 @@ def acknowledged(lines: list[list[str]]) -> list[list[str]]:
 
 @pytest.mark.rounds
 async def test_killed_nodes_and_a_killed_server_lose_and_double_nothing(server: NatsServer) -> None:
-    await run_rounds(server.address(new_name()), [server], ROUNDS)
+    async def choose() -> NatsServer:
+        return server
+
+    await run_rounds(server.address(options=SNAPSHOTS), choose, ROUNDS)
 
 
 @pytest.mark.soak
 async def test_killed_nodes_and_servers_of_a_cluster_lose_and_double_nothing(cluster: NatsCluster) -> None:
-    await run_rounds(cluster.address(new_name(), "timeout=25"), cluster.servers, ROUNDS)
+    async def choose() -> NatsServer:
+        return random.choice(cluster.servers)
+
+    await run_rounds(cluster.address(options=f"timeout=25&{SNAPSHOTS}"), choose, ROUNDS)
+
+
+@pytest.mark.soak
+async def test_killed_nodes_and_leaders_of_a_cluster_lose_and_double_nothing(cluster: NatsCluster) -> None:
+    name = new_name()
+    address = cluster.address(name, f"timeout=25&{SNAPSHOTS}")
+
+    async def choose() -> NatsServer:
+        leader = (await ask(address, f"STREAM.INFO.{name}_log"))["cluster"]["leader"]
+        return next(server for server in cluster.servers if server.name == leader)
+
+    await run_rounds(address, choose, ROUNDS)

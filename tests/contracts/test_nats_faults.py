@@ -27,6 +27,7 @@ from a2a_fabric.core.result import Event
 from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection
 from a2a_fabric.stores.nats.batches import Batch, Statement, create_batch_id, encode_batch, split_batch
+from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, ApiError, JetStreamRefused
 from a2a_fabric.stores.nats.log import JetStream, StreamInfo
 from a2a_fabric.stores.nats.store import NatsStore, build, settings_from_address
 from a2a_fabric.stores.nats.writer import ServerClock
@@ -493,6 +494,25 @@ def cluster() -> Iterator[NatsCluster]:
         yield cluster
     finally:
         cluster.remove()
+
+
+async def test_a_new_stream_that_some_servers_do_not_know_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = shared().address()
+    is_created, unknown = False, 3
+    ask_server = JetStream.ask
+
+    async def answer_late(jetstream: JetStream, subject: str, *values: Any, **options: Any) -> bytes:
+        nonlocal is_created, unknown
+        is_created = is_created or (subject.endswith("_log") and subject.startswith("STREAM.CREATE."))
+        if is_created and unknown and subject.startswith("STREAM.INFO."):
+            unknown -= 1
+            raise JetStreamRefused(ApiError(404, STREAM_NOT_FOUND, "stream not found"))
+        return await ask_server(jetstream, subject, *values, **options)
+
+    monkeypatch.setattr(JetStream, "ask", answer_late)  # as nodes see it that start together on a new cluster
+    async with opened(address) as store:
+        await begun(store)
+    assert unknown == 0
 
 
 async def test_in_a_cluster_the_death_of_the_leader_loses_nothing(cluster: NatsCluster) -> None:

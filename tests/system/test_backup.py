@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import nats
 from tests.fixtures.postgres import Server, shared
 from tests.system.node import Node, running_node, until
 
@@ -58,21 +59,24 @@ def test_a_copy_of_the_file_brings_back_jobs_and_keys(folder: Path) -> None:
         check(node, job_id, has_key=True)
 
 
-@pytest.mark.parametrize("make_address", [lambda: "sqlite:new.db", lambda: shared().database()])
-def test_an_export_goes_into_another_store_without_what_lets_callers_in(
-    folder: Path, make_address: Callable[[], str]
+@pytest.mark.parametrize(
+    ("make_address", "options"), [(lambda: shared().database(), []), (lambda: nats.shared().address(), ["--keys"])]
+)
+def test_an_export_goes_into_another_store_with_keys_only_if_they_are_asked_for(
+    folder: Path, make_address: Callable[[], str], options: list[str]
 ) -> None:
     address = make_address()
     with running_node(folder) as node:
         job_id = fill(node)
-        exported = node.run("store", "export")
+        exported = node.run("store", "export", *options)
         assert exported.returncode == 0
+        assert ("left out: 1." in exported.stderr) is not bool(options)
         (folder / "backup.jsonl").write_text(exported.stdout)
         stop(node)
         assert node.run("store", "import", "backup.jsonl", "--store", address).returncode == 0
     (folder / "fabric.yaml").write_text(f"store: '{address}'\n")
     with running_node(folder) as node:
-        check(node, job_id, has_key=False)
+        check(node, job_id, has_key=bool(options))
 
 
 def test_a_dump_of_postgresql_brings_back_jobs_and_keys(folder: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_store_of_a_newer_program_is_left_alone(here: Path) -> None:
 BROKEN = {
     "": "incomplete",
     "{": "Line 1 is not part of a store export",
-    '{"kind":"head","format":"other","version":1}\n': "this program reads a2a-fabric-store 1",
+    '{"kind":"head","format":"other","version":1}\n': "this program reads a2a-fabric-store 2",
     '{"kind":"head","format":"a2a-fabric-store","version":1}\n': "incomplete",
 }
 

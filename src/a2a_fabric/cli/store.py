@@ -181,13 +181,17 @@ _FRAME_LINES = 2  # the first line names the format, the last one counts
 
 def export_store(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - is stdout.", allow_dash=True)] = Path("-"),
+    with_keys: Annotated[
+        bool, typer.Option("--keys", help="Also the keys of callers, to move a node to another store.")
+    ] = False,
     store: StoreAddress = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
     """Write everything in the store as JSON lines.
 
-    The file may hold secrets of webhooks and registered agents, so only you can read it.
+    The file may hold secrets of webhooks and registered agents, so only you can read it. Logins are left out, and keys,
+    because an old export must not bring revoked keys back; `--keys` takes them along.
 
     Example: a2a-fabric store export backup.jsonl --store sqlite:fabric.db
     """
@@ -196,20 +200,29 @@ def export_store(
     with report_errors(as_json=as_json), closing(ProgressCounter("Exported")) as progress:
         _, address = resolve_store(config, store)
         with _open_target(file) as target:
-            asyncio.run(_export(address, target, progress))
+            left_out = asyncio.run(_export(address, target, progress, with_keys=with_keys))
     records = progress.count - _FRAME_LINES
     if as_json:
-        print_json({"ok": True, "file": str(file), "records": records, "bytes": progress.bytes})
-    else:
-        remark(f"Exported {records} records{'' if str(file) == '-' else f' to {file}'}.")
+        report = {"records": records, "bytes": progress.bytes, "keys_left_out": left_out}
+        print_json({"ok": True, "file": str(file), **report})
+        return
+    remark(f"Exported {records} records{'' if str(file) == '-' else f' to {file}'}.")
+    if left_out:
+        remark(f"Keys of callers that were left out: {left_out}. To move a node with its keys: store export --keys")
 
 
-async def _export(address: str, target: IO[bytes], progress: ProgressCounter) -> None:
-    async with open_unchanged(address) as store, aclosing(export_lines(store.archive)) as lines:
+async def _export(address: str, target: IO[bytes], progress: ProgressCounter, *, with_keys: bool) -> int:
+    """How many usable keys were left out."""
+    async with (
+        open_unchanged(address) as store,
+        aclosing(export_lines(store.archive, with_keys=with_keys)) as lines,
+    ):
         async for line in lines:
             target.write(line)
             progress.add(len(line))
         target.flush()
+        now = time.time()
+        return 0 if with_keys else sum(key.is_usable(now) for key in await store.keys.list())
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.result import Result
 
 
@@ -60,3 +61,33 @@ class ReceiptStore(Protocol):
         The newest receipt of a chain stays, because the next one refers to it.
         """
         ...
+
+
+class _Link(msgspec.Struct, frozen=True):
+    prev: str | None = None
+
+
+def is_next_link(receipt: StoredReceipt, same_number: str | None, head: StoredReceipt | None) -> bool:
+    """Whether an import adds this receipt to the chain whose newest link is `head`; False if it was there before.
+
+    `same_number` is the digest of the stored receipt with the same number. Raises Conflict if the store has another
+    chain of this name: a mixture of two could not be verified.
+    """
+    if same_number is None and head is None:
+        return True
+    if same_number is None and head is not None and receipt.seq <= head.seq:
+        return False  # it was pruned
+    is_link = head is not None and receipt.seq == head.seq + 1 and _read_previous(receipt) == head.digest
+    if same_number != receipt.digest and not is_link:
+        raise Conflict(
+            f"The store has other receipts in the chain '{receipt.chain[:64]}' than the export, so these were not "
+            "imported; all records before them were. Keep them in a file: a2a-fabric receipts export"
+        )
+    return is_link
+
+
+def _read_previous(receipt: StoredReceipt) -> str | None:
+    try:
+        return msgspec.json.decode(receipt.body, type=_Link).prev
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -44,7 +44,7 @@ from a2a_fabric.core.job import (
     PruneResult,
     RetentionPolicy,
 )
-from a2a_fabric.core.keys import KeyStore
+from a2a_fabric.core.keys import KeyStore, StoredKey
 from a2a_fabric.core.logins import LoginStore
 from a2a_fabric.core.message import (
     Delivery,
@@ -56,7 +56,7 @@ from a2a_fabric.core.message import (
     PostResult,
     TopicSubscription,
 )
-from a2a_fabric.core.receipts import ReceiptStore
+from a2a_fabric.core.receipts import ReceiptStore, StoredReceipt
 from a2a_fabric.core.registration import (
     AgentChange,
     HealthCheck,
@@ -66,7 +66,7 @@ from a2a_fabric.core.registration import (
     StoredDescription,
 )
 from a2a_fabric.core.result import Event
-from a2a_fabric.core.spans import CallStore
+from a2a_fabric.core.spans import CallStore, StoredCall
 from a2a_fabric.core.tasks import Deadline
 
 P = ParamSpec("P")
@@ -158,24 +158,42 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
     subscription: TopicSubscription
 
 
+class PastCallRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="call"):
+    """A call of the call history."""
+
+    call: StoredCall
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="key"):
+    key: StoredKey
+
+
+class ReceiptRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="receipt"):
+    receipt: StoredReceipt
+
+
+_AgentRecords = AgentRecord | HealthRecord | DescriptionRecord
 _MessageRecords = MessageRecord | NumberingRecord | InboxRecord | SubscriptionRecord
-ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | DescriptionRecord | _MessageRecords
+ArchiveRecord = (
+    JobRecord | JobEventRecord | _AgentRecords | _MessageRecords | PastCallRecord | KeyRecord | ReceiptRecord
+)
 
 
 class Archive(Protocol):
-    """Copies everything from one store to another, except what lets callers in: logins and keys.
+    """Copies everything from one store to another, except logins; keys only if they are asked for.
 
     Called by `store export` and `store import` only.
     """
 
-    def dump(self) -> AsyncIterator[ArchiveRecord]:
-        """Every record, a job before its events, a message before its inbox entries."""
+    def dump(self, *, with_keys: bool = False) -> AsyncIterator[ArchiveRecord]:
+        """Every record, a job before its events, a message before its inbox entries, receipts at the end."""
         ...
 
     async def restore(self, records: Sequence[ArchiveRecord]) -> int:
         """Write records as they are, ids, numbers and fences included; those that exist stay. How many were new.
 
-        Events beyond the end of a job that exists are left out: its log goes on by itself.
+        Events beyond the end of a job that exists are left out: its log goes on by itself. Raises Conflict for a
+        receipt of another chain with the same name (`core.receipts.is_next_link`); then none of them was written.
         """
         ...
 

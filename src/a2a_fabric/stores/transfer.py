@@ -26,25 +26,34 @@ from a2a_fabric.core.stores import (
     InboxRecord,
     JobEventRecord,
     JobRecord,
+    KeyRecord,
     MessageRecord,
     NumberingRecord,
+    PastCallRecord,
+    ReceiptRecord,
     SubscriptionRecord,
 )
 from a2a_fabric.stores.rows import (
     AGENT_COLUMNS,
     DESCRIPTION_COLUMNS,
     HEALTH_COLUMNS,
+    KEY_COLUMNS,
+    RECEIPT_COLUMNS,
+    STORED_CALL_COLUMNS,
     Row,
+    call_from_row,
     decode_message,
     description_from_row,
     event_from_row,
     health_check_from_row,
     job_from_row,
+    key_from_row,
+    receipt_from_row,
     registration_from_row,
 )
 
 FORMAT = "a2a-fabric-store"
-VERSION = 1
+VERSION = 2
 _BATCH = 200
 _BATCH_BYTES = 4 << 20
 
@@ -71,11 +80,11 @@ _decoder: msgspec.json.Decoder[_Header | _Footer | ArchiveRecord] = msgspec.json
 )
 
 
-async def export_lines(archive: Archive) -> AsyncGenerator[bytes]:
+async def export_lines(archive: Archive, *, with_keys: bool = False) -> AsyncGenerator[bytes]:
     """The lines of the export, each with its line end."""
     yield _encode(_Header(FORMAT, VERSION)) + b"\n"
     count = 0
-    async for record in archive.dump():
+    async for record in archive.dump(with_keys=with_keys):
         count += 1
         yield _encode(record) + b"\n"
     yield _encode(_Footer(count)) + b"\n"
@@ -135,6 +144,9 @@ def _split_batches(records: Iterator[tuple[ArchiveRecord, int]]) -> Iterator[lis
     batch: list[ArchiveRecord] = []
     size = 0
     for record, length in records:
+        if batch and isinstance(record, ReceiptRecord) and not isinstance(batch[-1], ReceiptRecord):
+            yield batch  # receipts may be refused, and nothing else with them
+            batch, size = [], 0
         batch.append(record)
         size += length
         if len(batch) >= _BATCH or size >= _BATCH_BYTES:
@@ -195,12 +207,23 @@ _ENTRIES = PageQuery(
 _SUBSCRIPTIONS = PageQuery(
     "SELECT topic, inbox FROM a2a_fabric.subscriptions WHERE (topic, inbox) > ($1, $2)", "topic, inbox"
 )
+_CALLS = PageQuery(
+    f"SELECT {STORED_CALL_COLUMNS} FROM a2a_fabric.calls WHERE seq > $1",  # noqa: S608
+    "seq",
+    "octet_length(body)",
+)
+_KEYS = PageQuery(f"SELECT {KEY_COLUMNS} FROM a2a_fabric.keys WHERE key_id > $1", "key_id")  # noqa: S608
+_RECEIPTS = PageQuery(
+    f"SELECT {RECEIPT_COLUMNS} FROM a2a_fabric.receipts WHERE (chain, seq) > ($1, $2)",  # noqa: S608
+    "chain, seq",
+    "octet_length(body)",
+)
 
 ReadPage = Callable[[PageQuery, tuple[Any, ...]], Awaitable[Sequence[Row]]]
 
 
-async def dump_records(read_page: ReadPage, full_jobs: PageQuery) -> AsyncIterator[ArchiveRecord]:
-    """Everything in a store. `full_jobs` reads jobs with their bodies, which the engines join in their own ways."""
+async def dump_records(read_page: ReadPage, full_jobs: PageQuery, *, with_keys: bool) -> AsyncIterator[ArchiveRecord]:
+    """Everything but logins. `full_jobs` reads jobs with their bodies, which the engines join in their own ways."""
     async for row in _read_rows(read_page, _AGENTS, (-1,)):
         yield AgentRecord(registration=registration_from_row(row[1:]))
     async for row in _read_rows(read_page, _CHECKS, ("", 0.0, "")):
@@ -221,6 +244,13 @@ async def dump_records(read_page: ReadPage, full_jobs: PageQuery) -> AsyncIterat
         yield InboxRecord(entry=InboxEntry(inbox=inbox, message_id=message_id, attempt=attempt, visible_at=visible_at))
     async for row in _read_rows(read_page, _SUBSCRIPTIONS, ("", "")):
         yield SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
+    async for row in _read_rows(read_page, _CALLS, (-1,)):
+        yield PastCallRecord(call=call_from_row(row[:13]))
+    if with_keys:
+        async for row in _read_rows(read_page, _KEYS, ("",)):
+            yield KeyRecord(key=key_from_row(row))
+    async for row in _read_rows(read_page, _RECEIPTS, ("", 0)):
+        yield ReceiptRecord(receipt=receipt_from_row(row[:5]))
 
 
 async def _read_rows(

@@ -20,6 +20,7 @@ _OLDEST_SERVER = (2, 10)
 _SMALLEST_PAYLOAD = 64 << 10
 _CLUSTER_REPLICAS = 3
 _DISCOVERY_TIME = 2.0
+_CREATION_TIME = 5.0
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -131,6 +132,7 @@ async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explic
         if exc.err_code != STREAM_NOT_FOUND:
             raise
         reply = await jetstream.ask(f"STREAM.CREATE.{config['name']}", config, timeout=10.0)
+        await _wait_until_known(jetstream, config["name"])
         return msgspec.json.decode(reply, type=_Created).did_create
     existing = info.config
     differences = [key for key in ("subjects", "storage", "discard", "retention") if existing.get(key) != config[key]]
@@ -147,6 +149,19 @@ async def _ensure_stream(jetstream: JetStream, config: dict[str, Any], is_explic
     if changed:
         await jetstream.ask(f"STREAM.UPDATE.{config['name']}", {**existing, **changed}, timeout=10.0)
     return False
+
+
+async def _wait_until_known(jetstream: JetStream, stream: str) -> None:
+    """A cluster confirms a stream that another node has asked for before all its servers know of it."""
+    ends_at = asyncio.get_running_loop().time() + _CREATION_TIME
+    while True:
+        try:
+            await jetstream.read_info(stream)
+            return
+        except JetStreamRefused as exc:
+            if exc.err_code != STREAM_NOT_FOUND or asyncio.get_running_loop().time() > ends_at:
+                raise
+        await asyncio.sleep(0.05)
 
 
 async def _choose_replicas(jetstream: JetStream, names: StreamNames) -> int:

@@ -14,11 +14,14 @@ from a2a_fabric.core.stores import (
     InboxRecord,
     JobEventRecord,
     JobRecord,
+    KeyRecord,
     MessageRecord,
     NumberingRecord,
+    PastCallRecord,
+    ReceiptRecord,
     SubscriptionRecord,
 )
-from a2a_fabric.stores.postgres import messages, registrations
+from a2a_fabric.stores.postgres import calls, keys, messages, receipts, registrations
 from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.job_inserts import insert_jobs
 from a2a_fabric.stores.postgres.jobs import SELECT_FULL_JOBS
@@ -49,8 +52,8 @@ class PostgresArchive:
     def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
 
-    def dump(self) -> AsyncIterator[ArchiveRecord]:
-        return dump_records(self._read_page, _JOBS)
+    def dump(self, *, with_keys: bool = False) -> AsyncIterator[ArchiveRecord]:
+        return dump_records(self._read_page, _JOBS, with_keys=with_keys)
 
     async def restore(self, records: Sequence[ArchiveRecord]) -> int:
         async def work(tx: PostgresTransaction) -> int:
@@ -121,4 +124,7 @@ _RESTORERS: tuple[tuple[type[Any], Callable[[PostgresTransaction, Sequence[Any]]
         SubscriptionRecord,
         lambda tx, records: messages.insert_subscriptions(tx, [each.subscription for each in records]),
     ),
+    (PastCallRecord, lambda tx, records: calls.insert_calls(tx, [each.call for each in records])),
+    (KeyRecord, lambda tx, records: keys.restore_keys(tx, [each.key for each in records])),
+    (ReceiptRecord, lambda tx, records: receipts.restore_receipts(tx, [each.receipt for each in records])),
 )

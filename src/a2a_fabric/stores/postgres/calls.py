@@ -16,7 +16,7 @@ _TYPES = (
 )
 _APPEND = f"""
 INSERT INTO a2a_fabric.calls ({CALL_COLUMNS}) SELECT * FROM unnest({unnest_parameters(_TYPES)})
-ON CONFLICT (trace_id, span_id, started_at) DO NOTHING
+ON CONFLICT (trace_id, span_id, started_at) DO NOTHING RETURNING 1
 """  # noqa: S608
 _WHERE = f"""
 SELECT {STORED_CALL_COLUMNS} FROM a2a_fabric.calls WHERE is_call
@@ -56,8 +56,7 @@ class PostgresCalls:
 
     async def append(self, calls: Sequence[StoredCall]) -> None:
         async def work(tx: PostgresTransaction) -> None:
-            await tx.fetch_one(_TAKE_TURN)
-            await tx.write(_APPEND, *to_columns([to_call_values(each) for each in calls], len(_TYPES)))
+            await insert_calls(tx, calls)
 
         if calls:
             await self._connections.write(work)
@@ -95,3 +94,9 @@ class PostgresCalls:
             return len(await tx.write(_PRUNE, beyond[0], before, limit))
 
         return await self._connections.write(work)
+
+
+async def insert_calls(tx: PostgresTransaction, calls: Sequence[StoredCall]) -> int:
+    """How many were new."""
+    await tx.fetch_one(_TAKE_TURN)
+    return len(await tx.write(_APPEND, *to_columns([to_call_values(each) for each in calls], len(_TYPES))))

@@ -21,6 +21,10 @@ INSERT INTO a2a_fabric.keys ({KEY_COLUMNS}, revision) VALUES ({", ".join(f"${n}"
 ON CONFLICT (key_id) DO UPDATE SET expires_at = excluded.expires_at, revoked_at = excluded.revoked_at,
     replaced = excluded.replaced, revision = excluded.revision
 """  # noqa: S608
+_RESTORE = f"""
+INSERT INTO a2a_fabric.keys ({KEY_COLUMNS}, revision) VALUES ({", ".join(f"${n}" for n in range(1, 13))})
+ON CONFLICT DO NOTHING RETURNING 1
+"""  # noqa: S608
 _TOUCH = """
 UPDATE a2a_fabric.keys SET last_used_at = used.moment FROM unnest($1::text[], $2::float8[]) AS used (id, moment)
 WHERE key_id = used.id AND coalesce(last_used_at, 0) < used.moment
@@ -75,3 +79,12 @@ async def _take_revision(tx: PostgresTransaction) -> int:
     await transactions.acquire_lock(tx, transactions.KEYS_LOCK)
     row: Any = await tx.fetch_one(_REVISION)
     return int(row[0])
+
+
+async def restore_keys(tx: PostgresTransaction, keys: Sequence[StoredKey]) -> int:
+    """How many were new; keys that are there already stay, perhaps revoked since."""
+    revision = await _take_revision(tx)
+    count = sum([len(await tx.write(_RESTORE, *to_key_values(key), revision)) for key in keys])
+    if count:
+        tx.topics.add(KEYS_TOPIC)
+    return count

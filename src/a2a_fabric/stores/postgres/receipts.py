@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from a2a_fabric.core.receipts import StoredReceipt
+from a2a_fabric.core.receipts import StoredReceipt, is_next_link
 from a2a_fabric.stores.postgres.connections import PostgresConnections
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, to_columns, unnest_parameters
 from a2a_fabric.stores.rows import RECEIPT_COLUMNS, receipt_from_row, to_receipt_values
 
 _HEAD = f"SELECT {RECEIPT_COLUMNS} FROM a2a_fabric.receipts WHERE chain = $1 ORDER BY seq DESC LIMIT 1"  # noqa: S608
 _LAST = "SELECT max(seq) FROM a2a_fabric.receipts WHERE chain = $1"
+_DIGEST = "SELECT digest FROM a2a_fabric.receipts WHERE chain = $1 AND seq = $2"
 _TYPES = ("text", "int8", "float8", "text", "bytea")
 # A number that another node took in between is a conflict, and then nothing is written.
 _APPEND = f"""
@@ -63,3 +64,19 @@ class PostgresReceipts:
             return len(await tx.write(_PRUNE, before, most, limit))
 
         return await self._connections.write(work)
+
+
+async def restore_receipts(tx: PostgresTransaction, receipts: Sequence[StoredReceipt]) -> int:
+    """How many were new. Raises Conflict."""
+    count = 0
+    for receipt in receipts:
+        same_number: Any = await tx.fetch_one(_DIGEST, receipt.chain, receipt.seq)
+        head = await tx.fetch_one(_HEAD, receipt.chain)
+        is_new = is_next_link(
+            receipt,
+            None if same_number is None else same_number[0],
+            None if head is None else receipt_from_row(head),
+        )
+        if is_new:
+            count += len(await tx.write(_APPEND, *to_columns([to_receipt_values(receipt)], len(_TYPES))))
+    return count

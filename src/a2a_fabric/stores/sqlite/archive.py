@@ -14,12 +14,15 @@ from a2a_fabric.core.stores import (
     InboxRecord,
     JobEventRecord,
     JobRecord,
+    KeyRecord,
     MessageRecord,
     NumberingRecord,
+    PastCallRecord,
+    ReceiptRecord,
     SubscriptionRecord,
 )
 from a2a_fabric.stores.rows import EncodedJob, encode, encode_optional
-from a2a_fabric.stores.sqlite import messages, registrations
+from a2a_fabric.stores.sqlite import calls, keys, messages, receipts, registrations
 from a2a_fabric.stores.sqlite.database import Row, SqliteReader, SqliteTransaction, Writer
 from a2a_fabric.stores.sqlite.jobs import SELECT_FULL_JOBS, insert_job
 from a2a_fabric.stores.transfer import PageQuery, dump_records
@@ -38,8 +41,8 @@ class SqliteArchive:
         self._writer = writer
         self._reader = reader
 
-    def dump(self) -> AsyncIterator[ArchiveRecord]:
-        return dump_records(self._read_page, _JOBS)
+    def dump(self, *, with_keys: bool = False) -> AsyncIterator[ArchiveRecord]:
+        return dump_records(self._read_page, _JOBS, with_keys=with_keys)
 
     async def restore(self, records: Sequence[ArchiveRecord]) -> int:
         return await self._writer.run(lambda tx: sum(_restore_record(tx, record) for record in records))
@@ -78,6 +81,12 @@ def _restore_record(tx: SqliteTransaction, record: ArchiveRecord) -> bool:
             return messages.restore_entry(tx, entry)
         case SubscriptionRecord(subscription=subscription):
             return messages.insert_subscription(tx, subscription)
+        case PastCallRecord(call=call):
+            return calls.insert_call(tx, call)
+        case KeyRecord(key=key):
+            return keys.restore_key(tx, key)
+        case ReceiptRecord(receipt=receipt):
+            return receipts.restore_receipt(tx, receipt)
         case _:
             assert_never(record)
 

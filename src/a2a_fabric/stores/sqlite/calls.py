@@ -44,7 +44,7 @@ class SqliteCalls:
     async def append(self, calls: Sequence[StoredCall]) -> None:
         def work(tx: SqliteTransaction) -> None:
             for call in calls:
-                tx.execute(_APPEND, to_call_values(call))
+                insert_call(tx, call)
 
         if calls:
             await self._writer.run(work)
@@ -77,3 +77,8 @@ class SqliteCalls:
             return tx.execute(_PRUNE, (last, before, limit)).rowcount
 
         return await self._writer.run(work)
+
+
+def insert_call(tx: SqliteTransaction, call: StoredCall) -> bool:
+    """False if it is there already."""
+    return tx.execute(_APPEND, to_call_values(call)).rowcount > 0

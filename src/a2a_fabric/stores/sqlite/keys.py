@@ -18,6 +18,7 @@ INSERT INTO keys ({KEY_COLUMNS}, revision) VALUES ({", ".join("?" * 12)})
 ON CONFLICT (key_id) DO UPDATE SET expires_at = excluded.expires_at, revoked_at = excluded.revoked_at,
     replaced = excluded.replaced, revision = excluded.revision
 """  # noqa: S608
+_RESTORE = f"INSERT OR IGNORE INTO keys ({KEY_COLUMNS}, revision) VALUES ({', '.join('?' * 12)})"  # noqa: S608
 _TOUCH = "UPDATE keys SET last_used_at = ?1 WHERE key_id = ?2 AND coalesce(last_used_at, 0) < ?1"
 _PRUNE = "DELETE FROM keys WHERE coalesce(revoked_at, expires_at) < ?"
 
@@ -61,3 +62,12 @@ def _put(tx: SqliteTransaction, keys: Sequence[StoredKey]) -> None:
         tx.execute(_PUT, (*to_key_values(key), revision))
     if keys:
         tx.topics.add(KEYS_TOPIC)
+
+
+def restore_key(tx: SqliteTransaction, key: StoredKey) -> bool:
+    """False if the key is there already, perhaps revoked since."""
+    revision = tx.execute(_REVISION).fetchone()[0]
+    is_new = tx.execute(_RESTORE, (*to_key_values(key), revision)).rowcount > 0
+    if is_new:
+        tx.topics.add(KEYS_TOPIC)
+    return is_new

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from a2a_fabric.core.receipts import StoredReceipt
+from a2a_fabric.core.receipts import StoredReceipt, is_next_link
 from a2a_fabric.stores.rows import RECEIPT_COLUMNS, receipt_from_row, to_receipt_values
 from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
 
 _HEAD = f"SELECT {RECEIPT_COLUMNS} FROM receipts WHERE chain = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608
 _LAST = "SELECT max(seq) FROM receipts WHERE chain = ?"
+_DIGEST = "SELECT digest FROM receipts WHERE chain = ? AND seq = ?"
 _APPEND = f"INSERT INTO receipts ({RECEIPT_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608
 _READ = f"""
 SELECT {RECEIPT_COLUMNS} FROM receipts WHERE (chain, seq) > (?1, ?2) AND (?3 IS NULL OR chain = ?3)
@@ -50,3 +51,17 @@ class SqliteReceipts:
 
     async def prune(self, before: float, most: int, limit: int = 1000) -> int:
         return await self._writer.run(lambda tx: tx.execute(_PRUNE, (before, most, limit)).rowcount)
+
+
+def restore_receipt(tx: SqliteTransaction, receipt: StoredReceipt) -> bool:
+    """False if it is there already. Raises Conflict."""
+    same_number = tx.execute(_DIGEST, (receipt.chain, receipt.seq)).fetchone()
+    head = tx.execute(_HEAD, (receipt.chain,)).fetchone()
+    is_new = is_next_link(
+        receipt,
+        None if same_number is None else same_number[0],
+        None if head is None else receipt_from_row(head),
+    )
+    if is_new:
+        tx.execute(_APPEND, to_receipt_values(receipt))
+    return is_new
