@@ -16,8 +16,10 @@ import jwt
 import msgspec
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers
 from a2a_fabric.identity.mandates import issue_mandate
 from a2a_fabric.identity.passports import issue_passport
+from a2a_fabric.identity.peer import Peer, PeerCertificate
 from a2a_fabric.identity.resolver import Credentials, Resolver
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.shared_keys import KnownKey, SharedKey, SharedKeys, hash_key, make_key
@@ -64,7 +66,9 @@ async def _measure_all() -> None:
 
         def build() -> Resolver:
             tokens: TrustedTokens = build_trusted_tokens(issuers, Path(folder), None, http)
-            return Resolver(keys, Principal(mode="none", trust="local"), lambda *_: None, tokens)
+            certificates = CertificateCallers([CertificateCaller(match="uri:spiffe://corp/*", principal_id="0")])
+            anonymous = Principal(mode="none", trust="local")
+            return Resolver(keys, anonymous, lambda *_: None, tokens, certificates=certificates)
 
         for name, credentials in _make_credentials(signer, own_key).items():
             first = await _measure_first(build, credentials)
@@ -104,6 +108,7 @@ def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials
     mandate = issue_mandate(
         signer, issuer="corp", principal="alice", delegate="bot", scopes=["*"], now=now, seconds=_HOUR
     )
+    peer = Peer(certificate=PeerCertificate(names=("uri:spiffe://corp/ci",), not_before=now, not_after=now + _HOUR))
     return {
         "none": Credentials(host="127.0.0.1"),
         "the node's key": Credentials(authorization="Bearer the-nodes-own-key"),
@@ -113,6 +118,8 @@ def _make_credentials(signer: SigningKey, own_key: str) -> dict[str, Credentials
         "passport": Credentials(passport=json.dumps(passport)),
         "passport beside a key": Credentials(authorization=f"Bearer {own_key}", passport=json.dumps(passport)),
         "mandate": Credentials(authorization=f"Bearer {mandate}"),
+        "client certificate (its handshake is over)": Credentials(peer=peer),
+        "client certificate beside a key": Credentials(authorization=f"Bearer {own_key}", peer=peer),
     }
 
 
