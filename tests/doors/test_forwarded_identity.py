@@ -421,13 +421,14 @@ class TestAgents:
         {"protocol": "oneshot"},
         {"protocol": "oneshot", "args_as": "text", "args_via": "argv"},
         {"kind": "agent-client"},
+        {"kind": "claude-subprocess"},
     ])  # fmt: skip
     async def test_a_program_that_ends_with_its_call_or_is_prompted(
         self, folder: Path, endpoint: dict[str, Any]
     ) -> None:
         kind = endpoint.pop("kind", "process")
         program = folder / "agent.py"
-        program.write_text(ONESHOT if kind == "process" else PROMPTED)
+        program.write_text({"process": ONESHOT, "agent-client": PROMPTED}.get(kind, CLAUDE))
         command = [sys.executable, str(program), str(folder / "node.jwks.json")]
         manifests = [
             {"agent_id": name, "runtime": kind, "capabilities": [{"name": "who"}],
@@ -438,6 +439,17 @@ class TestAgents:
             answered = await node.ask("percy", "who", "hello")
             assert "psk" in json.dumps(answered["result"]), answered
             assert not (await node.ask("unsigned", "who", "hello"))["ok"]
+
+    async def test_claude_gets_one_only_if_its_own_endpoint_says_so(self, folder: Path) -> None:
+        """The tools of its model can read the variable, so signing for every agent does not include it."""
+        folder.joinpath("agent.py").write_text(CLAUDE)
+        command = [sys.executable, str(folder / "agent.py"), str(folder / "node.jwks.json")]
+        manifest = {"agent_id": "percy", "runtime": "claude", "capabilities": [{"name": "who"}]}
+        config = {**self.config(), "identity": {**self.config()["identity"], "sign": True}}
+        async with running(
+            manifests=[{**manifest, "endpoint": {"command": command}}], config=config, base=folder
+        ) as node:
+            assert "FABRIC_IDENTITY" in (await node.ask("percy", "who", "hello"))["error"]
 
     @requirement("001-27")
     async def test_over_grpc(self, folder: Path) -> None:
@@ -565,6 +577,17 @@ from a2a_fabric.identity import NodeIdentityVerifier
 verifier = NodeIdentityVerifier({"near": sys.argv[1]}, audience="percy")
 given = sys.argv[2].encode() if len(sys.argv) > 2 else sys.stdin.buffer.read()
 print(verifier.verify(os.environ["FABRIC_IDENTITY"], given, capability="who").principal_id)
+"""
+
+CLAUDE = """
+import json, os, sys
+from a2a_fabric.identity import NodeIdentityVerifier
+
+verifier = NodeIdentityVerifier({"near": sys.argv[1]}, audience="percy")
+task = sys.stdin.buffer.read()
+caller = verifier.verify(os.environ["FABRIC_IDENTITY"], task, capability="who").principal_id
+print(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}))
+print(json.dumps({"type": "result", "subtype": "success", "is_error": False, "result": caller, "session_id": "s"}))
 """
 
 PROMPTED = """

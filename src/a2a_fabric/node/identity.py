@@ -47,9 +47,7 @@ def collect_shared_keys(config: Config, psk: str | None) -> list[SharedKey]:
     """
     _check_scopes(config)
     if any(each.id == OPERATOR_ID for each in config.auth.keys):
-        raise ConfigError(
-            f"auth.keys: '{OPERATOR_ID}' is the name of the node's own key (`auth.psk`). Use another id"
-        )
+        raise ConfigError(f"auth.keys: '{OPERATOR_ID}' is the name of the node's own key (`auth.psk`). Use another id")
     views = _index_views(config)
     keys = [_make_shared_key(each, views) for each in config.auth.keys]
     secret = config.auth.psk or psk

@@ -43,6 +43,8 @@ IDENTITY_KEY = "identity"
 TLS_KEY = "tls"
 _GRPC_KIND = "grpc"
 _UNSIGNED_KINDS = ("python", "tool")  # they run in this process
+# The program gives its environment to the tools of its model, so only the agent's own endpoint can ask for it.
+_SIGNED_IF_DECLARED = "claude"
 
 OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
 
@@ -82,8 +84,10 @@ class NodeIdentity:
         """Raises BadInput."""
         declared = manifest.endpoint.get(IDENTITY_KEY, self._settings.sign)
         if isinstance(declared, bool):
-            is_remote = manifest.runtime not in _UNSIGNED_KINDS and not manifest.is_tool
-            return AgentIdentitySettings(sign=declared and is_remote)
+            kind = plugins.canonical_kind(manifest.runtime or "")
+            is_remote = kind not in _UNSIGNED_KINDS and not manifest.is_tool
+            is_wanted = kind != _SIGNED_IF_DECLARED or IDENTITY_KEY in manifest.endpoint
+            return AgentIdentitySettings(sign=declared and is_remote and is_wanted)
         try:
             return msgspec.convert(declared, AgentIdentitySettings)
         except msgspec.ValidationError as exc:

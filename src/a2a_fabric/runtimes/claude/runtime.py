@@ -27,6 +27,7 @@ from a2a_fabric.core.call import (
 )
 from a2a_fabric.core.coordination import describe_rules
 from a2a_fabric.core.errors import AgentBusy, AgentOffline
+from a2a_fabric.core.forwarding import IDENTITY_VARIABLE
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_environment, format_traceparent
 from a2a_fabric.core.result import Result
@@ -125,6 +126,7 @@ class ClaudeRuntime:
     ) -> None:
         self.manifest = manifest
         self._environ = context.environ
+        self._signer = context.signer
         own_knowledge = program.cwd / (endpoint.knowledge or KNOWLEDGE_FOLDER)
         overlay = None if context.overlay is None else context.overlay / manifest.agent_id / KNOWLEDGE_FOLDER
         self._prompt = SystemPrompt(
@@ -308,6 +310,8 @@ class ClaudeRuntime:
         node = self._node and replace(self._node, env={**self._node.env, **chain_env})
         arguments = build_arguments(self._endpoint, self._folder, options, node)
         trace_env = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": format_traceparent(call.trace), **chain_env}
+        if self._signer is not None:
+            trace_env[IDENTITY_VARIABLE] = self._signer.sign_content(call, program_input.stdin)
         return replace(
             self._program,
             argv=(*self._program.argv, *program_input.options, *arguments),
