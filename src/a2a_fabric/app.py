@@ -93,7 +93,7 @@ class Fabric:
         check_plain_listeners(self.config)
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
-        self._limits = NodeLimits(self.config.limits)
+        self._limits = NodeLimits(self.config.limits, 1 if workers is None else workers.place.count)
         self.active_policy = ActivePolicy(self.config.policy)
         self._guards = build_guards(self.config.guards)
         mesh_key = None if self.config.mesh is None else self.config.mesh.key

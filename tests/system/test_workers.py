@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from a2a_fabric.core.forwarding import IDENTITY_HEADER
+from a2a_fabric.identity import SigningKey
+from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, sign_identity
 from tests.system.node import Node, run, running_node, until
 
+FAR, FAR_KEY = SigningKey.generate(), "the-key-of-another-node"
 ASKS = 16  # on a new connection each: that all of them end at one worker of two happens once in 32,768 times
 AGENTS = f"""
 - {{agent_id: counter, endpoint: {{uri: "python:held:counter"}}}}
@@ -76,6 +81,10 @@ server.run()
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("workers")
     write_agents(folder)
+    (folder / "far.json").write_text(json.dumps({"keys": [FAR.public_jwk]}))
+    auth = {"keys": [{"id": "far", "key": FAR_KEY}], "nodes": [{"name": "far", "jwks_file": "far.json"}]}
+    config = {"node_id": "near", "receipts": {"enabled": True}, "auth": auth}
+    (folder / "fabric.yaml").write_text(json.dumps(config))
     with running_node(folder, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(folder)) as running:
         yield running
         running.signal(signal.SIGTERM)
@@ -201,6 +210,38 @@ async def test_resources_of_a_program_are_read_through_any_worker(node: Node) ->
             async with session.post(url, json=read, headers=headers) as reply:
                 message = last_message(await reply.text())
             assert message["result"]["contents"][0]["text"] == "kept", message
+
+
+async def test_credentials_and_receipts_are_those_of_all_workers(node: Node, tmp_path: Path) -> None:
+    """A key that is revoked, and an identity that was used, are refused by each of them; one chain has all receipts."""
+    body, now = json.dumps({"name": "fabric.agent.list", "arguments": {}}).encode(), int(time.time())
+    identity = ForwardedIdentity(
+        iss="far", aud="near", sub="alice", jti="once", iat=now, nbf=now, exp=now + 60, dig=digest_content(body)
+    )
+
+    async def send(**headers: str) -> list[int]:
+        async with one_connection(node, **{"Content-Type": "application/json", **headers}) as session:
+            replies = [await session.post(f"{node.url}/mcp/call", data=body) for _ in range(ASKS)]
+        return [reply.status for reply in replies]
+
+    key = node.json("keys", "create", "reader", "--scope", "*")["key"]
+    assert await send(Authorization=f"Bearer {key}") == [200] * ASKS
+    node.json("keys", "revoke", "reader")
+    assert await send(Authorization=f"Bearer {key}") == [401] * ASKS
+    signed = {"Authorization": f"Bearer {FAR_KEY}", IDENTITY_HEADER: sign_identity(identity, FAR)}
+    assert await send(**signed) == [200] + [401] * (ASKS - 1)
+
+    async with one_connection(node) as session:
+        for _ in range(ASKS):
+            await call(session, node, "counter", "count")
+
+    def count_receipts() -> int:
+        node.run("receipts", "export", str(tmp_path / "receipts.jsonl"))
+        checked = node.json("receipts", "verify", str(tmp_path / "receipts.jsonl"))
+        assert (checked["broken"], len(checked["chains"])) == (None, 1), checked
+        return int(checked["receipts"])
+
+    until(lambda: count_receipts() >= ASKS, "the receipts of all workers in one chain")
 
 
 async def test_metrics_are_those_of_all_workers(node: Node) -> None:
