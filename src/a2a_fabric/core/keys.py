@@ -1,4 +1,4 @@
-"""Keys of callers that a store keeps: what is kept of one, and how it is replaced and revoked.
+"""Credentials of callers that a store keeps: keys, how they are replaced and revoked, and tokens that count once.
 
 A store never sees a key, only its SHA-256 hash. Rows are never removed while they may matter to the operator: a key
 that expired or was revoked is listed for 90 days more."""
@@ -77,6 +77,20 @@ class KeyStore(Protocol):
 
     async def touch(self, used: Mapping[str, float]) -> None:
         """When keys were last used, by their ids. An earlier moment changes nothing."""
+        ...
+
+
+class UsedTokenStore(Protocol):
+    """The store port for tokens that count once; the rules of `core.stores` hold.
+
+    A node remembers what it saw itself. With the store, a token is refused at the other nodes too, and after a restart.
+    """
+
+    async def add(self, digest: bytes, seconds: float) -> bool:
+        """Remember a token by its hash for so many seconds. False if it was remembered already; then nothing changes.
+
+        Calls that come at the same time share one transaction. Tokens whose time is over are forgotten on the way.
+        """
         ...
 
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, ConfigError, FabricError
+from a2a_fabric.core.keys import UsedTokenStore
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.core.stores import call_store
-from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.identity.forwarded import (
     ForwardedIdentity,
     SeenIdentities,

@@ -23,8 +23,8 @@ from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.client_tls import ClientTLS, ClientTLSFiles
+from a2a_fabric.outbound.credentials import SignedClient
 from a2a_fabric.outbound.guard import RegistrationGuards
-from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
 from a2a_fabric.probing.findings import Finding
 from a2a_fabric.registry.registration_policy import RegistrationTerms, read_terms

@@ -17,6 +17,7 @@ import msgspec
 
 from a2a_fabric.config import Config, LimitSettings
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.file_version import read_file_version
 
 TakeEffect = Callable[[], None]
 Prepare = Callable[[Config], TakeEffect]
@@ -102,7 +103,7 @@ class ConfigFollower:
         self._read = read
         self._apply = apply
         self._requested = asyncio.Event()
-        self._stamp = _read_stamp(path)
+        self._stamp = read_file_version(path)
         self._waiting: tuple[str, ...] = ()
 
     def request(self) -> None:
@@ -118,7 +119,8 @@ class ConfigFollower:
                     await self._requested.wait()
             except TimeoutError:
                 pass
-            stamp, is_requested = _read_stamp(self._path), self._requested.is_set()
+            # Between the two steps of some editors there is no file: that is no edit yet.
+            stamp, is_requested = read_file_version(self._path), self._requested.is_set()
             self._requested.clear()
             if is_requested or stamp not in (None, self._stamp):
                 self._stamp = stamp
@@ -135,12 +137,3 @@ class ConfigFollower:
         if outcome.waiting and outcome.waiting != self._waiting:
             _log.warning("these changed settings need a restart of the node: %s", ", ".join(outcome.waiting))
         self._waiting = outcome.waiting
-
-
-def _read_stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """None while there is no file, as between the two steps of some editors: that is no edit yet."""
-    try:
-        status = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from a2a_fabric.core.errors import StoreError
+from a2a_fabric.core.keys import UsedTokenStore
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.node_health import OK, NodeCheck, NodeHealth, StoreCheck
 from a2a_fabric.core.stores import Store
-from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.runtime_pool import RuntimePool

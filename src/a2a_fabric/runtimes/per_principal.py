@@ -34,7 +34,7 @@ from a2a_fabric.core.logins import (
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.outbound.bearer import BearerClient
+from a2a_fabric.outbound.credentials import BearerClient
 from a2a_fabric.outbound.port import OutboundError
 from a2a_fabric.protocols.mcp.runtime_ports import (
     EMPTY_LISTING,

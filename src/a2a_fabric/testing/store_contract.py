@@ -21,7 +21,7 @@ import pytest
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, Forbidden, JobNotFound
 from a2a_fabric.core.job import Job, JobFilter, summary_from_job
-from a2a_fabric.core.keys import KEYS_TOPIC, NewKey
+from a2a_fabric.core.keys import KEYS_TOPIC, NewKey, UsedTokenStore
 from a2a_fabric.core.logins import LoginAttempt, LoginRecord
 from a2a_fabric.core.message import Party, make_extension_part
 from a2a_fabric.core.propagation import new_id
@@ -30,7 +30,6 @@ from a2a_fabric.core.registration import HealthCheck, IdReservation, Registratio
 from a2a_fabric.core.result import Part
 from a2a_fabric.core.spans import CallFilter, StoredCall
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
-from a2a_fabric.core.used_tokens import UsedTokenStore
 from a2a_fabric.testing.job_store_contract import JobStoreContract
 from a2a_fabric.testing.values import (
     TIMEOUT,

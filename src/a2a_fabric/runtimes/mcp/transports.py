@@ -28,7 +28,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.tasks import cancel_and_wait
-from a2a_fabric.outbound.bearer import UNAUTHORIZED
+from a2a_fabric.outbound.credentials import UNAUTHORIZED
 from a2a_fabric.outbound.guard import parse_url
 from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, ReplyTooLarge, StreamedReply
 from a2a_fabric.outbound.sse import SSEParser, is_event_stream

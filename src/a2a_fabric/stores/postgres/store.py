@@ -19,13 +19,12 @@ from a2a_fabric.stores.postgres.calls import PostgresCalls
 from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect, migrate
 from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
-from a2a_fabric.stores.postgres.keys import PostgresKeys
+from a2a_fabric.stores.postgres.keys import PostgresKeys, PostgresUsedTokens
 from a2a_fabric.stores.postgres.logins import PostgresLogins
 from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
 from a2a_fabric.stores.postgres.receipts import PostgresReceipts
 from a2a_fabric.stores.postgres.registrations import PostgresDescriptions, PostgresHealthLog, PostgresRegistrations
-from a2a_fabric.stores.postgres.used_tokens import PostgresUsedTokens
 
 __all__ = ["PostgresSettings", "PostgresStore", "build"]
 

@@ -1,4 +1,4 @@
-"""Keys of callers, over SQLite."""
+"""Keys of callers, and tokens that count once, over SQLite."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ ON CONFLICT (key_id) DO UPDATE SET expires_at = excluded.expires_at, revoked_at 
 _RESTORE = f"INSERT OR IGNORE INTO keys ({KEY_COLUMNS}, revision) VALUES ({', '.join('?' * 12)})"  # noqa: S608
 _TOUCH = "UPDATE keys SET last_used_at = ?1 WHERE key_id = ?2 AND coalesce(last_used_at, 0) < ?1"
 _PRUNE = "DELETE FROM keys WHERE coalesce(revoked_at, expires_at) < ?"
+_PRUNE_TOKENS = "DELETE FROM used_tokens WHERE expires_at <= ?"
+_ADD_TOKENS = "INSERT INTO used_tokens (digest, expires_at) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
 
 
 class SqliteKeys:
@@ -71,3 +73,15 @@ def restore_key(tx: SqliteTransaction, key: StoredKey) -> bool:
     if is_new:
         tx.topics.add(KEYS_TOPIC)
     return is_new
+
+
+class SqliteUsedTokens:
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def add(self, digest: bytes, seconds: float) -> bool:
+        def work(tx: SqliteTransaction) -> bool:
+            tx.execute(_PRUNE_TOKENS, (tx.now,))
+            return tx.execute(_ADD_TOKENS, (digest, tx.now + seconds)).rowcount == 1
+
+        return await self._writer.run(work)

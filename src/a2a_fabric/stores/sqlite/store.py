@@ -40,12 +40,11 @@ from a2a_fabric.stores.sqlite.database import (
     Writer,
 )
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
-from a2a_fabric.stores.sqlite.keys import SqliteKeys
+from a2a_fabric.stores.sqlite.keys import SqliteKeys, SqliteUsedTokens
 from a2a_fabric.stores.sqlite.logins import SqliteLogins
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from a2a_fabric.stores.sqlite.receipts import SqliteReceipts
 from a2a_fabric.stores.sqlite.registrations import SqliteDescriptions, SqliteHealthLog, SqliteRegistrations
-from a2a_fabric.stores.sqlite.used_tokens import SqliteUsedTokens
 
 __all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memory"]
 

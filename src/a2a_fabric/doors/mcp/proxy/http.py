@@ -30,7 +30,7 @@ from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.request import is_stateless_request
 from a2a_fabric.doors.mcp.results import to_protocol_error
 from a2a_fabric.doors.mcp.sessions import OpenSessions
-from a2a_fabric.outbound.bearer import BearerClient
+from a2a_fabric.outbound.credentials import BearerClient, SignedClient
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -39,7 +39,6 @@ from a2a_fabric.outbound.port import (
     ReplyTooLarge,
     StreamedReply,
 )
-from a2a_fabric.outbound.signed import SignedClient
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
