@@ -32,9 +32,7 @@ async def node() -> AsyncIterator[Node]:
 async def ids(node: Node, *moments: float) -> list[str]:
     """Of the tasks that the same message begins at these moments."""
     at = iter(moments)
-    creator = TaskCreator(
-        node.fabric.gateway, node.fabric.jobs, node.fabric.operations.routing, WINDOW, lambda: next(at)
-    )
+    creator = TaskCreator(node.fabric.gateway, node.fabric.jobs, node.fabric.operations, WINDOW, lambda: next(at))
     asking = parse_user_message({"message": message("once", skill="say")}, "1.0")
     context = A2ARequestContext(
         principal=Principal(mode="psk", principal_id="psk", trust="local"),

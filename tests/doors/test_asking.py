@@ -215,15 +215,52 @@ async def test_rest_mcp_a2a_and_the_directory_route_by_the_same_words(node: Node
     message = {"messageId": "m-1", "contextId": "ctx-1", "role": "ROLE_USER", "parts": [{"text": "this recipe: soup"}]}
     a2a = await node.send("POST", "/gateway/message:send", json={"message": message}, headers={"A2A-Version": "1.0"})
     assert "basil parsed: this recipe: soup" in a2a.body.decode()
-    switch = {**message, "messageId": "m-2", "parts": [{"text": "talk to Basil"}]}
-    await node.send("POST", "/gateway/message:send", json={"message": switch}, headers={"A2A-Version": "1.0"})
-    later = {**message, "messageId": "m-3", "parts": [{"text": "the weather"}]}
-    held = await node.send("POST", "/gateway/message:send", json={"message": later}, headers={"A2A-Version": "1.0"})
-    assert "basil suggests: the weather" in held.body.decode()
 
     task = {"taskId": "d-1", "input": {"task": "what should I cook?"}}
     directory = (await node.send("POST", "/a2a/task", json=task)).json
     assert directory["output"]["_fabric"]["chosen"]["agentId"] == "basil"
+
+
+async def say(node: Node, number: int, text: str, context: str = "ctx") -> dict[str, Any]:
+    """The reply of the gateway's own A2A agent."""
+    message = {"messageId": f"m-{number}", "contextId": context, "role": "ROLE_USER", "parts": [{"text": text}]}
+    reply = await node.send("POST", "/gateway/message:send", json={"message": message}, headers={"A2A-Version": "1.0"})
+    assert reply.status == 200, reply.body
+    return dict(reply.json)
+
+
+def read_answer(reply: dict[str, Any]) -> str:
+    return str(reply["task"]["artifacts"][0]["parts"][0]["text"])
+
+
+@requirement("003-27", "003-38")
+async def test_a_context_of_a2a_is_a_conversation_with_the_gateway(node: Node) -> None:
+    assert read_answer(await say(node, 1, "what should I cook?")) == "basil suggests: what should I cook?"
+    assert read_answer(await say(node, 2, "and bread?")) == "basil suggests: and bread?"  # no word of any agent
+    switched = (await say(node, 3, "talk to Wim"))["message"]
+    assert switched["parts"][0]["text"].startswith("You talk to 'wim' from now on.")
+    assert switched["contextId"] == "ctx"
+    assert read_answer(await say(node, 4, "what should I cook?")) == "sunny and warm"
+    assert (await say(node, 5, "switch back"))["message"]["parts"][0]["text"] == "You talk to all agents again."
+    assert read_answer(await say(node, 6, "what should I cook?")) == "basil suggests: what should I cook?"
+    message = {"messageId": "m-7", "contextId": "ctx", "role": "ROLE_USER", "parts": [{"text": "talk to Wim"}]}
+    headers = {"A2A-Version": "1.0", "Accept": "text/event-stream"}
+    stream = await node.send("POST", "/gateway/message:stream", json={"message": message}, headers=headers)
+    assert "You talk to 'wim' from now on." in stream.body.decode()
+    outside = {"taskId": "d-2", "input": {"task": "talk to Wim"}}
+    refused = (await node.send("POST", "/a2a/task", json=outside)).json
+    assert "holds for a conversation" in str(refused)
+
+
+@requirement("003-38", "003-40")
+async def test_a_message_of_a2a_for_two_agents_is_one_task_that_both_answer(node: Node) -> None:
+    task = (await say(node, 1, "Tell me the weather, then suggest dinner for it", "both"))["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    answer = task["artifacts"][0]["parts"][0]["text"]
+    assert answer == "wim: sunny and warm\n\nbasil: basil suggests: suggest dinner for it\n\nsunny and warm"
+    assert task["metadata"]["a2a-fabric/skill"]["reason"] == "The message is for several agents: 'wim', 'basil'."
+    again = (await node.send("GET", f"/gateway/tasks/{task['id']}", headers={"A2A-Version": "1.0"})).json
+    assert again["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ class TaskGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Annotated[str, Meta(min_length=1, max_length=256)] | None, Meta(description="Of all its calls.")
     ] = None
     parallel: Annotated[int, Meta(ge=1, le=1000, description="How many nodes run at a time.")] = 64
+    answer: Annotated[
+        Literal["summary", "nodes"],
+        Meta(description="What `answer` of the result is: how many nodes are completed, or the answer of each node."),
+    ] = "summary"
 
 
 class GraphPlan(msgspec.Struct, frozen=True, kw_only=True):

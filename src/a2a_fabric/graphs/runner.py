@@ -66,6 +66,8 @@ class GraphRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
     delegation_chain: MaybeChain = msgspec.UNSET
     key: str | None = None
+    job_id: str | None = None
+    meta: dict[str, Any] = {}
 
 
 class Graphs:
@@ -79,7 +81,8 @@ class Graphs:
         """Store a graph as a job. Raises BadInput, RateLimited."""
         plan_graph(request.graph)
         owner = owner_from_principal(request.principal)
-        job_id = new_job_id() if request.key is None else _derive_id("graph", owner, request.key)
+        own_id = new_job_id() if request.key is None else _derive_id("graph", owner, request.key)
+        job_id = request.job_id or own_id
         call = Call(
             trace=request.trace,
             auth=request.principal,
@@ -93,7 +96,7 @@ class Graphs:
             conversation_id=request.graph.conversation_id or msgspec.UNSET,
             delegation_chain=request.delegation_chain,
         )
-        meta = {"kind": GRAPH_KIND, "nodes": len(request.graph.nodes)}
+        meta = {**request.meta, "kind": GRAPH_KIND, "nodes": len(request.graph.nodes)}
         return await self._jobs.accept_internal(
             NewJob(job_id=job_id, owner=owner, call=call, key=request.key, meta=meta)
         )
@@ -273,8 +276,8 @@ class _GraphRun:
         answer = f"{counts.get('completed', 0)} of {len(states)} nodes are completed."
         if failed:
             answer += f" Failed: {', '.join(failed[:10])}{' and others' if len(failed) > 10 else ''}."
-        rendered = {
-            "answer": answer,
+        rendered: dict[str, Any] = {
+            "answer": answer if self._plan.graph.answer == "summary" else self._join_answers(),
             "status": status,
             "graph_id": self._plan.graph.graph_id,
             "counts": counts,
@@ -284,6 +287,17 @@ class _GraphRun:
             may_succeed = all((self.outcomes[node_id].error or {}).get("recoverable", False) for node_id in failed)
             rendered["error"] = {"code": COORDINATION_FAILED, "message": answer, "recoverable": may_succeed}
         return rendered
+
+    def _join_answers(self) -> str:
+        """The answer of each node under the name of its agent; of a node without one, why it has none."""
+        return "\n\n".join(f"{outcome.agent}: {_answer_from_outcome(outcome)}" for outcome in self.outcomes.values())
+
+
+def _answer_from_outcome(outcome: NodeOutcome) -> str:
+    if outcome.result is not None:
+        answer = outcome.result.get("answer")
+        return answer if isinstance(answer, str) else msgspec.json.encode(outcome.result).decode()
+    return str((outcome.error or {}).get("message") or outcome.reason or outcome.state)
 
 
 def _render_error(error: FabricError, subject: str = "") -> dict[str, Any]:

@@ -24,12 +24,14 @@ _PAGE_SIZE = 100
 class ConversationState(NamedTuple):
     """`held_id`: the agent that the caller switched to; None if it did not, or switched back.
 
-    `last_id`: the agent that answered last, since the last switch. `number` is that of the newest message read.
+    `last_id`: the agent that answered last, since the last switch. `switched_at`: when that was. `number` is that of
+    the newest message read.
     """
 
     number: int = 0
     held_id: str | None = None
     last_id: str | None = None
+    switched_at: float = 0.0
 
 
 _NEW_CONVERSATION = ConversationState()
@@ -45,17 +47,17 @@ class RequestConversations:
         if conversation_id is None:
             return _NEW_CONVERSATION
         key = (owner_from_principal(principal), conversation_id)
-        number, held_id, last_id = self._known.get(key, _NEW_CONVERSATION)
+        number, held_id, last_id, switched_at = self._known.get(key, _NEW_CONVERSATION)
         while page := await self._messages.read_new(conversation_id, number, _PAGE_SIZE):
             for message in page:
                 if message.owner != key[0]:
                     continue
                 if TALKS_TO in message.metadata:
-                    held_id, last_id = message.metadata[TALKS_TO], None
+                    held_id, last_id, switched_at = message.metadata[TALKS_TO], None, message.sent_at
                 elif _ROUTE in message.metadata:
                     last_id = message.sender.id
             number = page[-1].number
-        state = self._known[key] = ConversationState(number, held_id, last_id)
+        state = self._known[key] = ConversationState(number, held_id, last_id, switched_at)
         self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)

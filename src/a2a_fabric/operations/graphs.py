@@ -5,17 +5,20 @@ capability gets the one that the words of its task choose. `fabric.job.*` show, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import LINE_PATTERN
-from a2a_fabric.core.call import Emit, Input, Principal
+from a2a_fabric.core.call import Call, Emit, Input, Principal
 from a2a_fabric.core.capability_choice import choose_unnamed_capability
 from a2a_fabric.core.errors import BadInput, suggest_nearest
+from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.propagation import MaybeChain
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.word_routing import RequestPart
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.graphs.model import GraphNode, GraphPlan, TaskGraph, node_error, plan_graph
 from a2a_fabric.graphs.runner import GraphRequest, Graphs
@@ -80,6 +83,23 @@ class GraphOperations:
                 await self._jobs.relay_events(job.job_id, emit, timeout)
         return result_or_handle(await self._jobs.get(request.principal, job.job_id))
 
+    async def accept_parts(
+        self, parts: Sequence[RequestPart], call: Call, job_id: str, meta: dict[str, Any]
+    ) -> JobSummary:
+        """The parts of a request, instead of the call to one agent, as a graph with this job. Raises as `run_graph`."""
+        conversation_id = call.conversation_id if isinstance(call.conversation_id, str) else None
+        graph = graph_from_parts(parts, call.input.context, conversation_id)
+        request = GraphRequest(
+            graph=self._check(graph, call.auth).graph,
+            principal=call.auth,
+            trace=call.trace,
+            delegation_chain=call.delegation_chain,
+            key=job_id,
+            job_id=job_id,
+            meta=meta,
+        )
+        return await self._graphs.accept(request)
+
     def _prepare(
         self, graph: TaskGraph, principal: Principal, request: OperationRequest, key: str | None = None
     ) -> GraphRequest:
@@ -115,6 +135,19 @@ class GraphOperations:
             problem = f"'{node.agent}' has no capability '{node.capability[:128]}'{hint}"
             raise node_error(node.id, "capability", problem, reason="CAPABILITY_NOT_FOUND")
         return node
+
+
+def graph_from_parts(parts: Sequence[RequestPart], context: dict[str, Any], conversation_id: str | None) -> TaskGraph:
+    """The graph of a request for several agents; its answer has that of each part under its agent's name."""
+    nodes = tuple(_node_from_part(part, context) for part in parts)
+    return TaskGraph(nodes=nodes, graph_id="request", conversation_id=conversation_id, answer="nodes")
+
+
+def _node_from_part(part: RequestPart, context: dict[str, Any]) -> GraphNode:
+    """A part that needs another one gets its result behind its own words. What the caller wrote refers to nothing."""
+    text = part.text.replace("${", "$ {")
+    results = "".join(f"\n\n${{{needed}}}" for needed in part.depends_on)
+    return GraphNode(id=part.id, agent=part.agent_id, capability=part.capability, task=text + results, input=context)
 
 
 def render_plan(plan: GraphPlan) -> dict[str, Any]:

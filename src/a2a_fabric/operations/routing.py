@@ -8,7 +8,7 @@ capability that changes something, unless its whole name or trigger is among the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -41,17 +41,19 @@ from a2a_fabric.core.word_routing import (
 )
 from a2a_fabric.core.words import MAX_TEXT
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.graphs.model import GraphNode, TaskGraph
-from a2a_fabric.messages.requests import TALKS_TO, RequestConversations
+from a2a_fabric.messages.requests import TALKS_TO, ConversationState, RequestConversations
 from a2a_fabric.operations.calls import CallOperations
 from a2a_fabric.operations.catalog_indexes import CatalogIndexes
-from a2a_fabric.operations.graphs import GraphOperations
+from a2a_fabric.operations.graphs import GraphOperations, graph_from_parts
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 from a2a_fabric.operations.search import SearchOperations
 
 ROUTE_KEY = "_fabric"  # in the result of `fabric.ask`: which agent answered, and why
 _MIN_RANK = 0.5  # of a search hit that answers; weaker ones are only named
 _SEARCHED = 50  # hits, of which some may be agents of other owners
+
+# The agent that answered last in a conversation since this time, at a door that records no answers itself.
+FindLastAgent = Callable[[float], Awaitable[str | None]]
 
 ConversationId = Annotated[
     Annotated[str, Meta(min_length=1, max_length=256)] | None,
@@ -90,6 +92,12 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.switch is None else {TALKS_TO: self.switch.agent_id}
 
 
+class MessageChoice(AgentChoice, frozen=True, kw_only=True):
+    """The agent of a message, and the parts of one that is for several agents."""
+
+    parts: tuple[RequestPart, ...] = ()
+
+
 class RequestRouting:
     """Decides for all doors which agent answers a request in words."""
 
@@ -109,25 +117,51 @@ class RequestRouting:
         )
         self._rules = WordRules(WordRouting())
 
-    async def resolve(self, principal: Principal, text: str, conversation_id: str | None) -> Destination:
-        """Where a request goes: a switch command and an earlier switch decide before its words do."""
+    async def resolve(
+        self, principal: Principal, text: str, conversation_id: str | None, find_last: FindLastAgent | None = None
+    ) -> Destination:
+        """Where a request goes: a switch command and an earlier switch decide before its words do.
+
+        `find_last` is asked if the conversation has no answer that the node recorded itself.
+        """
         router = await self.find_router(principal)
         switch = router.find_switch(text)
-        last_id = None
+        state = ConversationState()
         if switch is None:
             state = await self._conversations.read_state(principal, conversation_id)
-            held_id, last_id = state.held_id, state.last_id
-            why = "you are talking to it in this conversation"
+            held_id, why = state.held_id, "you are talking to it in this conversation"
         else:
             text, held_id, why = switch.rest, switch.agent_id, "you switched to it"
+
+        async def find_last_id() -> str | None:
+            if state.last_id is None and switch is None and find_last is not None:
+                return await find_last(state.switched_at)
+            return state.last_id
+
         held = None if held_id is None else self._registry.get_for(principal, held_id)
         if held is None:
-            route = await self.route(principal, text, last_id)
+            route = await self.route(principal, text, find_last_id)
         else:
             route = router.apply_rules(self.route_to(held, text, why), text, is_by_words=False)
         return Destination(route=route, text=text, switch=switch)
 
-    async def choose_agent(self, principal: Principal, text: str, conversation_id: str | None) -> AgentChoice:
+    async def take_switch(self, principal: Principal, text: str, conversation_id: str | None) -> str | None:
+        """What the node answers to a switch command with nothing besides; None for any other text.
+
+        Raises BadInput for a switch outside of a conversation.
+        """
+        switch = (await self.find_router(principal)).find_switch(text)
+        if switch is None or switch.rest:
+            return None
+        if conversation_id is None:
+            raise _make_unheld_switch()
+        metadata = {TALKS_TO: switch.agent_id}
+        await self._conversations.record_request(principal, conversation_id, text, None, **metadata)
+        return describe_switch(switch)
+
+    async def choose_agent(
+        self, principal: Principal, text: str, conversation_id: str | None, find_last: FindLastAgent | None = None
+    ) -> MessageChoice:
         """The agent for a message that names none, at doors where the agent gets the message as it is.
 
         Raises BadInput if there is no agent that this caller may ask, and NoAgentFits.
@@ -138,8 +172,8 @@ class RequestRouting:
         if not first_two:
             raise BadInput("There is no agent that you may ask", field="agent")
         if len(first_two) == 1 and self._may_answer_signals(first_two[0]):
-            return AgentChoice(manifest=first_two[0])
-        destination = await self.resolve(principal, text, conversation_id)
+            return MessageChoice(manifest=first_two[0])
+        destination = await self.resolve(principal, text, conversation_id, find_last)
         if destination.switch is not None and conversation_id is not None:
             agent_id = destination.route.agent_id
             await self._conversations.record_request(principal, conversation_id, text, agent_id, **destination.metadata)
@@ -147,7 +181,10 @@ class RequestRouting:
         manifest = None if agent_id is None else self._registry.get_for(principal, agent_id)
         if manifest is None:
             raise NoAgentFits(destination.route.reason, destination.route.candidates)
-        return AgentChoice(manifest=manifest, reason=f"The message names no agent. {destination.route.reason}")
+        parts = destination.route.parts
+        return MessageChoice(
+            manifest=manifest, reason=f"The message names no agent. {destination.route.reason}", parts=parts
+        )
 
     async def find_router(self, principal: Principal) -> WordRouter:
         """The router for this caller, with all agents and rules as they are now."""
@@ -159,10 +196,12 @@ class RequestRouting:
             index, self._rules, owner_from_principal(principal), lambda agent_id: health.get(agent_id).status
         )
 
-    async def route(self, principal: Principal, text: str, last_id: str | None = None) -> WordRoute:
+    async def route(
+        self, principal: Principal, text: str, find_last_id: Callable[[], Awaitable[str | None]]
+    ) -> WordRoute:
         """`agent_id` of the route is None if no agent fits. A request for several agents has parts, too.
 
-        `last_id` is the agent that answered last in the conversation. It goes on if the words fit no other.
+        `find_last_id` finds the agent that answered last in the conversation. It goes on if the words fit no other.
         """
         router = await self.find_router(principal)
         route = router.route(text)
@@ -176,7 +215,7 @@ class RequestRouting:
         if nearest is not None:
             return router.apply_rules(nearest, text, is_by_words=False)
         for agent_id, why in (
-            (last_id, "no other agent fits, and it answered last in this conversation"),
+            (await find_last_id(), "no other agent fits, and it answered last in this conversation"),
             (self._rules.routing.default_agent, "no other agent fits, and it is the default agent"),
         ):
             manifest = None if agent_id is None else self._registry.get_for(principal, agent_id)
@@ -266,8 +305,7 @@ class RouteOperations:
         destination = await self._routing.resolve(principal, arguments.text, conversation_id)
         route, switch = destination.route, destination.switch
         if switch is not None and conversation_id is None:
-            hint = "A switch to an agent holds for a conversation. Send a `conversation_id`."
-            raise BadInput(hint, field="conversation_id")
+            raise _make_unheld_switch()
         if switch is not None and not destination.text:
             await self._record(arguments, request, destination, None)
             return Result(data=_render_switch(switch))
@@ -276,7 +314,7 @@ class RouteOperations:
         chosen = {"agent_id": route.agent_id, "capability": route.capability}
         await emit(Event("status", {"status": "running", "message": route.reason, **chosen}))
         message = await self._record(arguments, request, destination, route.agent_id)
-        if route.parts:
+        if route.parts and not arguments.attachments:  # files cannot be divided
             result = await self._ask_all(arguments, request, route.parts, emit)
         else:
             call = self._build_call(arguments, request, destination)
@@ -288,18 +326,12 @@ class RouteOperations:
     async def _ask_all(
         self, arguments: AskArguments, request: OperationRequest, parts: Sequence[RequestPart], emit: Emit
     ) -> Result:
-        """Run the parts of a request as a task graph; the answer has that of each part under its agent's name."""
-        nodes = tuple(_node_from_part(part, arguments.context) for part in parts)
-        graph = TaskGraph(nodes=nodes, graph_id="request", conversation_id=arguments.conversation_id)
+        """Run the parts of a request as a task graph."""
+        graph = graph_from_parts(parts, arguments.context, arguments.conversation_id)
         chain = pick_longer_chain(arguments.delegation_chain, request.delegation_chain)
         graph_request = msgspec.structs.replace(request, delegation_chain=chain)
         timeout = self._gateway.clamp_timeout(arguments.timeout_ms) / 1000
-        result = await self._graphs.run_graph(graph, graph_request, emit, timeout)
-        if result.job_id is not None:
-            return result
-        outcomes = result.data["nodes"]
-        answers = [f"{part.agent_id}: {_answer_from_outcome(outcomes[part.id])}" for part in parts]
-        return msgspec.structs.replace(result, data={**result.data, "answer": "\n\n".join(answers)})
+        return await self._graphs.run_graph(graph, graph_request, emit, timeout)
 
     async def _record(
         self, arguments: AskArguments, request: OperationRequest, destination: Destination, agent_id: str | None
@@ -330,20 +362,6 @@ class RouteOperations:
             conversation_id=arguments.conversation_id or msgspec.UNSET,
             delegation_chain=pick_longer_chain(arguments.delegation_chain, request.delegation_chain),
         )
-
-
-def _node_from_part(part: RequestPart, context: dict[str, Any]) -> GraphNode:
-    """A part that needs another one gets its result behind its own words. What the caller wrote refers to nothing."""
-    text = part.text.replace("${", "$ {")
-    results = "".join(f"\n\n${{{needed}}}" for needed in part.depends_on)
-    return GraphNode(id=part.id, agent=part.agent_id, capability=part.capability, task=text + results, input=context)
-
-
-def _answer_from_outcome(outcome: dict[str, Any]) -> str:
-    if (result := outcome.get("result")) is not None:
-        answer = result.get("answer")
-        return answer if isinstance(answer, str) else msgspec.json.encode(result).decode()
-    return str((outcome.get("error") or {}).get("message") or outcome.get("reason") or outcome.get("state"))
 
 
 def _candidate_from_hit(hit: SearchHit) -> RouteCandidate:
@@ -377,11 +395,19 @@ def _add_route(result: Result, route: WordRoute, conversation_id: str | None) ->
     return msgspec.structs.replace(result, data={**result.data, ROUTE_KEY: summary})
 
 
-def _render_switch(switch: SwitchCommand) -> dict[str, Any]:
+def _make_unheld_switch() -> BadInput:
+    hint = "A switch to an agent holds for a conversation. Send a `conversation_id`."
+    return BadInput(hint, field="conversation_id")
+
+
+def describe_switch(switch: SwitchCommand) -> str:
     if switch.agent_id is None:
-        answer = "You talk to all agents again."
-    else:
-        answer = f"You talk to '{switch.agent_id}' from now on. Say \"switch back\" to end that."
+        return "You talk to all agents again."
+    return f"You talk to '{switch.agent_id}' from now on. Say \"switch back\" to end that."
+
+
+def _render_switch(switch: SwitchCommand) -> dict[str, Any]:
+    answer = describe_switch(switch)
     return {
         "agent_id": switch.agent_id,
         "capability": None,

@@ -56,7 +56,7 @@ class Operations:
         conversations = RequestConversations(messages)
         self.routing = RequestRouting(gateway, search, conversations, matcher)
         self.graphs = Graphs(jobs)
-        graph_operations = GraphOperations(gateway, jobs, self.graphs)
+        self.graph_operations = graph_operations = GraphOperations(gateway, jobs, self.graphs)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
         health = HealthOperations(gateway)

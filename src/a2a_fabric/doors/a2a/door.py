@@ -35,7 +35,7 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     gateway, jobs = context.gateway, context.jobs
     grpc_address = GrpcAddress(settings.public_grpc)
     push = A2APushConfigs(jobs, settings.push_secret, settings.max_push_configs, context.subscriptions)
-    creator = TaskCreator(gateway, jobs, context.operations.routing, settings.replay_seconds)
+    creator = TaskCreator(gateway, jobs, context.operations, settings.replay_seconds)
     tasks = A2ATasks(jobs, creator, settings)
 
     def read_card_options() -> CardOptions:

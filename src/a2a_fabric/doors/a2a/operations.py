@@ -50,6 +50,10 @@ A2AOperation = Callable[[JsonObject, A2ARequestContext], Awaitable[Any]]
 A2AStreamingOperation = Callable[[JsonObject, A2ARequestContext], Awaitable[StreamEvents]]
 
 
+async def _stream_message(message: A2AMessage) -> StreamEvents:
+    yield A2AStreamEvent(update=message)
+
+
 @dataclass(frozen=True, kw_only=True)
 class A2AOperations:
     gateway: Gateway
@@ -82,6 +86,8 @@ class A2AOperations:
         return RENDERERS[context.dialect].render_response(reply)
 
     async def _answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
+        if context.agent is None and (answer := await self.tasks.answer_switch(user_message, context)) is not None:
+            return answer
         if self.direct_replies.accepts(user_message):
             return await self.direct_replies.answer(user_message, context)
         job = await self._start_job(user_message, context, waits=user_message.is_blocking)
@@ -89,6 +95,8 @@ class A2AOperations:
 
     async def send_streaming_message(self, raw_params: JsonObject, context: A2ARequestContext) -> StreamEvents:
         user_message, context = await self._read_message(raw_params, context)
+        if context.agent is None and (answer := await self.tasks.answer_switch(user_message, context)) is not None:
+            return _stream_message(answer)
         job = await self._start_job(user_message, context)
         return self.tasks.stream_updates(job, context, None, user_message.history_length)
 

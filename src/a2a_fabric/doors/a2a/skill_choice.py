@@ -20,7 +20,7 @@ from a2a_fabric.core.call import (
     attachment_from_part,
     owner_from_principal,
 )
-from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_capability
+from a2a_fabric.core.capability_choice import choose_unnamed_capability
 from a2a_fabric.core.result import PART_KINDS, Answer, Part, Question, Questions
 from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.core.tasks import iterate_in_slices
@@ -28,7 +28,7 @@ from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.requests import UserMessage
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.messages.answers import content_from_input, has_form_field, list_form_fields
-from a2a_fabric.operations.routing import RequestRouting
+from a2a_fabric.operations.routing import FindLastAgent, MessageChoice, RequestRouting
 
 SKILL_KEY, ARGUMENTS_KEY, ENVELOPE_KEY = "skill", "arguments", "a2a"
 _SKILL_KEYS = ("skill", "skillId", "skill_id")
@@ -178,12 +178,20 @@ class SkillRouter:
         self._gateway = gateway
         self._routing = routing
 
-    async def choose_agent(self, user_message: UserMessage, principal: Principal) -> AgentChoice:
+    async def take_switch(self, user_message: UserMessage, principal: Principal, context_id: str) -> str | None:
+        """What the node answers to a message that only switches to another agent; None for any other message."""
+        if find_named_skill(user_message) is not None:
+            return None
+        return await self._routing.take_switch(principal, input_from_parts(user_message.parts).task, context_id)
+
+    async def choose_agent(
+        self, user_message: UserMessage, principal: Principal, find_last: FindLastAgent
+    ) -> MessageChoice:
         """Raises A2AProtocolError if no agent has the skill, or if this caller may ask none; NoAgentFits."""
         skill, caller = find_named_skill(user_message), owner_from_principal(principal)
         if skill is None:
             text = input_from_parts(user_message.parts).task
-            return await self._routing.choose_agent(principal, text, user_message.context_id)
+            return await self._routing.choose_agent(principal, text, user_message.context_id or None, find_last)
         registry = self._gateway.registry
         offering = (await registry.prepare_view(principal)).find_by_capability(skill)
         best: list[Manifest] = []
@@ -196,7 +204,7 @@ class SkillRouter:
             best = [min(candidates, key=rank)] if candidates else []
         if not best:
             raise invalid_params_error(f"No agent has the skill '{skill[:64]}'", "metadata.skill")
-        return AgentChoice(manifest=best[0])
+        return MessageChoice(manifest=best[0])
 
 
 ACTION_KEY = "action"

@@ -13,14 +13,13 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, ResponseForm, Target, ignore_event, owner_from_principal
-from a2a_fabric.core.capability_choice import AgentChoice
+from a2a_fabric.core.call import Call, Input, ResponseForm, Target, ignore_event, owner_from_principal
 from a2a_fabric.core.errors import JobNotFound
 from a2a_fabric.core.job import (
     Job,
@@ -37,7 +36,8 @@ from a2a_fabric.core.propagation import (
     pick_longer_chain,
     trace_from_metadata,
 )
-from a2a_fabric.core.result import Answer, OriginalMessage, PassedOnAnswer, Result
+from a2a_fabric.core.result import Answer, OriginalMessage, Part, PassedOnAnswer, Result
+from a2a_fabric.core.word_routing import RequestPart
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, task_not_found_error
 from a2a_fabric.doors.a2a.requests import A2ARequestContext, ListTasksParams, UserMessage
@@ -46,6 +46,7 @@ from a2a_fabric.doors.a2a.skill_choice import (
     SkillRouter,
     choose_capability,
     find_named_skill,
+    input_from_parts,
     may_speak_a2a,
     parse_answers,
 )
@@ -59,9 +60,10 @@ from a2a_fabric.doors.a2a.task_view import (
 )
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.jobs.run import WAITS_FOR_LOGIN
+from a2a_fabric.jobs.run import GRAPH_AGENT, GRAPH_KIND, WAITS_FOR_LOGIN
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.operations.routing import RequestRouting
+from a2a_fabric.operations.routing import MessageChoice
+from a2a_fabric.operations.table import Operations
 from a2a_fabric.protocols.a2a.models import (
     AGENT_STATUS_KEY,
     FINAL_TASK_STATES,
@@ -77,7 +79,19 @@ from a2a_fabric.protocols.a2a.models import (
 
 TIMEOUT_KEY = "a2a-fabric/timeout_ms"
 _IDS_OF_THIS_NODE = ("contextId", "taskId", "kind")
+_RECENT_TASKS = 100  # of a caller, in which the last one of a context is looked for
 _MAX_REPETITIONS = 8  # of one message whose tasks were answered or cancelled; after that its ids are not derived
+
+
+class PreparedMessage(NamedTuple):
+    """The call of a message; `parts` instead of it, for a message that is for several agents.
+
+    `reason` says why this agent and capability answer, if the message names none.
+    """
+
+    call: Call
+    reason: str | None
+    parts: tuple[RequestPart, ...] = ()
 
 
 class TaskCreator:
@@ -85,13 +99,14 @@ class TaskCreator:
         self,
         gateway: Gateway,
         jobs: Jobs,
-        routing: RequestRouting,
+        operations: Operations,
         replay_seconds: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._gateway = gateway
         self._jobs = jobs
-        self._skill_router = SkillRouter(gateway, routing)
+        self._skill_router = SkillRouter(gateway, operations.routing)
+        self._graphs = operations.graph_operations
         self._replay_window = replay_seconds
         self._clock = clock
 
@@ -104,28 +119,45 @@ class TaskCreator:
         A caller that has answered or cancelled a task has got the reply to its message. So if the message comes again
         after that, it is not repeated because a reply was lost, and begins a new task.
         """
-        call, reason = await self.build_call(user_message, context, self._read_timeout(user_message))
-        now = self._clock()
+        prepared = await self.build_call(user_message, context, self._read_timeout(user_message))
+        call, now = prepared.call, self._clock()
         for repetition in range(_MAX_REPETITIONS if self._replay_window else 0):
             previous_id, job_id = (
                 self._derive_job_id(call, user_message, context, now - offset, repetition)
                 for offset in (self._replay_window, 0.0)
             )
             job = await self._find_replayed(previous_id, context, now)
-            summary = job or await self._accept_job(call, user_message, job_id, reason, waits=waits)
+            summary = job or await self._accept_job(prepared, user_message, job_id, waits=waits)
             if not await self._is_caller_past(summary, context):
                 return job.call if job is not None else call, summary
-        return call, await self._accept_job(call, user_message, new_job_id(), reason, waits=waits)
+        return call, await self._accept_job(prepared, user_message, new_job_id(), waits=waits)
+
+    async def answer_switch(self, user_message: UserMessage, context: A2ARequestContext) -> A2AMessage | None:
+        """The node's own answer to a message that only says to which agent its sender talks from now on."""
+        if user_message.task_id:
+            return None
+        context_id = user_message.context_id or new_id()
+        answer = await self._skill_router.take_switch(user_message, context.principal, context_id)
+        if answer is None:
+            return None
+        return A2AMessage(id=new_id(), parts=(Part(kind="text", text=answer),), context_id=context_id)
 
     async def build_call(
         self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int
-    ) -> tuple[Call, str | None]:
+    ) -> PreparedMessage:
         """The call, and why this agent and capability answer if the message names none. Raises A2AProtocolError."""
+
+        async def find_last(since: float) -> str | None:
+            return await self._find_last_agent(user_message.context_id, context, since)
+
         choice = (
-            AgentChoice(manifest=context.agent)
+            MessageChoice(manifest=context.agent)
             if context.agent is not None
-            else await self._skill_router.choose_agent(user_message, context.principal)
+            else await self._skill_router.choose_agent(user_message, context.principal, find_last)
         )
+        message_input = input_from_parts(user_message.parts)
+        if choice.parts and not message_input.attachments:  # files cannot be divided
+            return self._prepare_parts(choice.parts, message_input, user_message, context, timeout_ms)
         agent, named_skill = choice.manifest, find_named_skill(user_message)
         context.extensions.check_required(agent, user_message.extensions)
         may_pass = may_speak_a2a(agent)
@@ -151,7 +183,38 @@ class TaskCreator:
             if may_pass
             else msgspec.UNSET,
         )
-        return call, " ".join(filter(None, (choice.reason, target.reason))) or None
+        return PreparedMessage(call, " ".join(filter(None, (choice.reason, target.reason))) or None)
+
+    def _prepare_parts(
+        self,
+        parts: tuple[RequestPart, ...],
+        message_input: Input,
+        user_message: UserMessage,
+        context: A2ARequestContext,
+        timeout_ms: int,
+    ) -> PreparedMessage:
+        names = ", ".join(f"'{agent_id}'" for agent_id in dict.fromkeys(part.agent_id for part in parts))
+        call = Call(
+            trace=trace_from_metadata(context.trace, user_message.get_metadata(TRACE_META_KEY)),
+            auth=context.principal,
+            target=Target(agent_id=GRAPH_AGENT, capability=GRAPH_KIND, timeout_ms=timeout_ms),
+            input=message_input,
+            conversation_id=user_message.context_id or new_id(),
+            delegation_chain=pick_longer_chain(
+                chain_from_metadata(user_message.get_metadata(DELEGATION_META_KEY)), context.delegation_chain
+            ),
+        )
+        return PreparedMessage(call, f"The message is for several agents: {names}.", parts)
+
+    async def _find_last_agent(self, context_id: str, context: A2ARequestContext, since: float) -> str | None:
+        """The agent of the newest of the caller's recent tasks in this context."""
+        if not context_id:
+            return None
+        for job in (await self._jobs.list(context.principal, limit=_RECENT_TASKS)).jobs:
+            record = task_view.record_from_job(job)
+            if record is not None and record.context_id == context_id and job.created_at > since:
+                return job.agent_id
+        return None
 
     def _sees_all_skills(self, agent: Manifest) -> bool:
         """An agent that chooses its skill itself might choose one that this caller may not use."""
@@ -191,10 +254,13 @@ class TaskCreator:
         return self._jobs.settings.clamp_timeout(None if requested is None else int(requested))
 
     async def _accept_job(
-        self, call: Call, user_message: UserMessage, job_id: str, reason: str | None, *, waits: bool
+        self, prepared: PreparedMessage, user_message: UserMessage, job_id: str, *, waits: bool
     ) -> JobSummary:
-        record = task_view.record_from_message(user_message, str(call.conversation_id), reason or "")
+        call = prepared.call
+        record = task_view.record_from_message(user_message, str(call.conversation_id), prepared.reason or "")
         meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record), WAITS_FOR_LOGIN: True}
+        if prepared.parts:
+            return await self._graphs.accept_parts(prepared.parts, call, job_id, meta)
         return await self._jobs.accept(call, JobOptions(at_once=not waits, job_id=job_id, key=job_id, meta=meta))
 
     def _derive_job_id(
@@ -253,6 +319,10 @@ class A2ATasks:
             job = await self._jobs.wait_until_settled(job, self._settings.blocking_seconds)
         message = task_view.message_from_job(job) if user_message.is_blocking else None
         return message or await self._render_task(job, context, user_message.history_length)
+
+    async def answer_switch(self, user_message: UserMessage, context: A2ARequestContext) -> A2AMessage | None:
+        """See `TaskCreator.answer_switch`."""
+        return await self._creator.answer_switch(user_message, context)
 
     async def start(self, user_message: UserMessage, context: A2ARequestContext, *, waits: bool = False) -> Job:
         """The job of this message, as it was when it was stored."""
@@ -587,7 +657,11 @@ class DirectReplies:
 
     async def answer(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         """Raises A2AProtocolError and the errors of the call."""
-        call, reason = await self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
+        prepared = await self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
+        call, reason = prepared.call, prepared.reason
+        if prepared.parts:  # work of several agents is always a job
+            job = await self._tasks.start(user_message, context)
+            return await self._tasks.render_outcome(job, user_message, context)
         if self._settings.tasks == "never":
             result = await self._gateway.call(call, ignore_event)
         else:

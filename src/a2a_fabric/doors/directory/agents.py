@@ -187,7 +187,9 @@ class AgentDirectory:
         call_input = split_input(Input(context=arguments), None)
         reasons: list[str | None] = []
         if agent_id is None:
-            agent_choice = await self._operations.routing.choose_agent(principal, call_input.task, None)
+            routing = self._operations.routing
+            await routing.take_switch(principal, call_input.task, None)  # this door has no conversations
+            agent_choice = await routing.choose_agent(principal, call_input.task, None)
             manifest = agent_choice.manifest
             reasons.append(agent_choice.reason)
         else:
