@@ -78,10 +78,12 @@ class Fabric:
         log_stream: IO[str] | None = None,
         descriptions: DescriptionStore | None = None,
         workers: Workers | None = None,
+        session_file: Path | None = None,
     ) -> None:
         """`descriptions` is where the node remembers what agents offer, if that is not its store. `workers` are the
-        other processes of the node, if it has several.
+        other processes of the node, if it has several. `session_file` is where it keeps sessions over a restart.
         """
+        self._session_file = session_file
         self.config = config or Config()
         self._base = base or Path.cwd()
         self.store_address = resolve_store_address(self.config, base)
@@ -154,6 +156,8 @@ class Fabric:
             if self._receipt_writer is not None:
                 tasks.append(asyncio.ensure_future(self._receipt_writer.run()))
             stack.push_async_callback(cancel_and_wait, *tasks)
+            if self._peers is not None:
+                stack.push_async_callback(self._peers.finish_received, self.config.limits.drain_seconds)
             self._lifetimes = stack.pop_all()
         current_origin.set(UNKNOWN_ORIGIN)  # doors identify callers while they are built, too
         return self
@@ -254,6 +258,7 @@ class Fabric:
             limits=self._limits,
             callbacks=Callbacks(config.public_url, owner_tag="" if self._peers is None else self._peers.owner_tag),
             peers=self._peers,
+            session_file=self._session_file,
         )
 
     def _reserve_names(self) -> ReservedNames:

@@ -124,7 +124,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator
     with ExitStack() as stack:
         nodes = [start_node(folder / name, stack) for name in ("one", "two", "three")]
         for node in nodes:
-            until(partial(has_all, node), "all agents at every node")
+            until(partial(has_all, node), "all agents at every node", timeout=25)  # a lost question takes 30
         yield Mesh(nats, folder, *nodes)
 
 

@@ -28,7 +28,7 @@ from a2a_fabric.mesh.membership import Announcement, Member, Membership
 from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.relay import find_tag
 from a2a_fabric.mesh.settings import SharedAgents
-from a2a_fabric.outbound.port import DeadlineExceeded, Interrupted, ReplyTooLarge
+from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, Interrupted, ReplyTooLarge
 from a2a_fabric.telemetry.exposition import merge_expositions
 
 PREFIX = "fabric.test.node"
@@ -208,9 +208,40 @@ async def test_a_request_of_a_node_that_is_not_in_the_mesh_is_refused() -> None:
     here = bus.add("a", nothing)
     there = bus.add("b", nothing)
     here.start_id = "an earlier start"
-    reply = await here.client_for("b").request("POST", "/", timeout=5, limit=100)
-    assert reply.status == 503
+    with pytest.raises(ConnectFailed):
+        await here.client_for("b").request("POST", "/", timeout=5, limit=100)
     await there.aclose()
+
+
+async def test_a_node_that_stops_answers_what_it_was_asked_ends_streams_that_wait_and_refuses_the_rest() -> None:
+    may_end = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        if scope["method"] == "GET":
+            await receive()
+        else:
+            await may_end.wait()
+            await send({"type": "http.response.body", "body": b" last"})
+
+    bus = Bus()
+    client, there = bus.add("a", nothing).client_for("b"), bus.add("b", answer)
+    async with (
+        client.stream("POST", "/", timeout=5, limit=100) as asked,
+        client.stream("GET", "/", timeout=5, limit=100) as waiting,
+    ):
+        finishing = asyncio.ensure_future(there.finish_received(5))
+        assert await waiting.next_chunk() == b"first"
+        with pytest.raises(Interrupted):
+            await waiting.next_chunk()
+        with pytest.raises(ConnectFailed):
+            await client.request("POST", "/", timeout=5, limit=100)
+        assert not finishing.done()
+        may_end.set()
+        assert await asked.read() == b"first last"
+        await finishing
 
 
 def announce(name: str, start: float = 1.0, revision: str = "1", **more: Any) -> Announcement:
@@ -290,8 +321,8 @@ def test_a_thousand_nodes_join_and_leave() -> None:
 class FakeHolder:
     peer: Any = None
 
-    def __init__(self, name: str, site: str = "here", calls: int = 0) -> None:
-        self.name, self.site, self.calls = name, site, calls
+    def __init__(self, name: str, site: str = "here", calls: int = 0, *, is_leaving: bool = False) -> None:
+        self.name, self.site, self.calls, self.is_leaving = name, site, calls, is_leaving
 
 
 def listed(agent_id: str, status: Status = "online", **more: Any) -> ListedAgent:
@@ -299,18 +330,19 @@ def listed(agent_id: str, status: Status = "online", **more: Any) -> ListedAgent
     return ListedAgent(manifest=manifest, status=status)
 
 
-async def test_holders_are_chosen_by_site_then_by_load_then_by_name() -> None:
+async def test_holders_are_chosen_by_site_then_by_load_then_by_name_and_last_those_that_stop() -> None:
     agents = MeshAgents("here", SharedAgents())
     for holder in (
         FakeHolder("d", "there"),
         FakeHolder("c", calls=2),
         FakeHolder("b", calls=1),
         FakeHolder("a", calls=1),
+        FakeHolder("0", is_leaving=True),
     ):
         agents.set_listing(holder, [listed("x")])
-    assert [each.name for each in agents.find_holders("x")] == ["a", "b", "c", "d"]
+    assert [each.name for each in agents.find_holders("x")] == ["a", "b", "c", "d", "0"]
     agents.remove("a")
-    assert [each.name for each in agents.find_holders("x")] == ["b", "c", "d"]
+    assert [each.name for each in agents.find_holders("x")] == ["b", "c", "d", "0"]
 
 
 async def test_the_status_of_an_agent_is_the_best_that_one_of_its_nodes_says() -> None:

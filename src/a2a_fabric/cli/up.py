@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import shlex
 import shutil
 import socket
@@ -200,7 +201,8 @@ async def _serve(
                 prefix = "" if setup.config.mesh is None else f"{setup.config.node_id}-"
                 place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
                 workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind)
-            node = await start_node(setup, key.secret, stack, workers=workers)
+            session_file = _find_session_file(setup, state, 0 if worker is None else worker.number)
+            node = await start_node(setup, key.secret, stack, workers=workers, session_file=session_file)
             limits = node.config.limits
             server = HttpServer(
                 node.app,
@@ -234,6 +236,15 @@ async def _serve(
                 remark("Stopped.")
 
 
+def _find_session_file(setup: NodeSetup, state: StateFolder, worker: int) -> Path | None:
+    """Where this process keeps sessions over a restart; None for a node that keeps nothing on disk."""
+    if resolve_store_address(setup.config, setup.base).startswith("memory:"):
+        return None
+    node = f"{setup.base.resolve()}\0{setup.config.node_id}\0{setup.config.listen}"
+    digest = hashlib.blake2b(node.encode(), digest_size=8).hexdigest()
+    return state.folder / "sessions" / f"{digest}-{worker}"
+
+
 def _announce(state: StateFolder, url: str, setup: NodeSetup, name: str | None) -> AbstractContextManager[None]:
     if name is not None:
         check_name(state, name)
@@ -244,7 +255,9 @@ async def _join_workers(
     node: Fabric, place: WorkerPlace, worker: WorkerStart, server: HttpServer, stack: AsyncExitStack
 ) -> bool:
     """Serve the other workers, and wait until all are up. False if the supervisor has gone."""
-    await stack.enter_async_context(open_private_listener(PeerApp(node.peer_services), place.socket_path()))
+    drain_timeout = node.config.limits.drain_seconds
+    listener = open_private_listener(PeerApp(node.peer_services), place.socket_path(), drain_timeout)
+    await stack.enter_async_context(listener)
     control = stack.enter_context(socket.socket(fileno=worker.control))
     if not await wait_for_others(control):
         return False
@@ -259,6 +272,7 @@ async def start_node(
     stack: AsyncExitStack,
     descriptions: DescriptionStore | None = None,
     workers: Workers | None = None,
+    session_file: Path | None = None,
 ) -> Fabric:
     """Start a node without a port. Raises ConfigError: at the start there is no earlier catalog to keep."""
     sources: list[AgentSource] = [*setup.build_sources()]
@@ -277,6 +291,7 @@ async def start_node(
             environ=setup.environ,
             descriptions=descriptions,
             workers=workers,
+            session_file=session_file,
         )
         await stack.enter_async_context(node)
     if node.registry.errors:

@@ -113,6 +113,7 @@ class DoorContext:
     list_issuers: Callable[[], tuple[str, ...]] = lambda: ()  # whose tokens are accepted, besides the node's own keys
     door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
+    session_file: Path | None = None  # where sessions are kept while the process is restarted
     owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several
 
 

@@ -35,6 +35,11 @@ class Holder(Protocol):
     def peer(self) -> PeerClient: ...
 
     @property
+    def is_leaving(self) -> bool:
+        """It finishes its calls, and gets no new ones if another node can take them."""
+        ...
+
+    @property
     def calls(self) -> int:
         """How busy it is: what it last said, and what this node has sent there since."""
         ...
@@ -89,7 +94,7 @@ class MeshAgents:
     def find_holders(self, agent_id: str) -> list[Holder]:
         """The nodes that hold the agent, the best first."""
         holders = [self._holders[name] for name in self._nodes_of.get(agent_id, ()) if name in self._holders]
-        return sorted(holders, key=lambda each: (each.site != self.own_site, each.calls, each.name))
+        return sorted(holders, key=lambda each: (each.is_leaving, each.site != self.own_site, each.calls, each.name))
 
     def get_status(self, agent_id: str) -> tuple[Status, str | None]:
         return self._statuses.get(agent_id, ("offline", "no node of the mesh holds it"))

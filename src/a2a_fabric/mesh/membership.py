@@ -19,6 +19,8 @@ import msgspec
 _log = logging.getLogger(__name__)
 _SILENT_BEATS = 3.5  # heartbeats until a silent node counts as gone: under five seconds with the default
 
+STOPPED = "it stopped"
+
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """`member` is the node, or one of its workers (`node.w1`); `start_id` is another one after each start."""
@@ -86,7 +88,7 @@ class Membership:
         known = self.members.get(announcement.member)
         if announcement.state == "left":
             if known is not None and known.announcement.start_id == announcement.start_id:
-                self._remove(known, "it stopped")
+                self._remove(known, STOPPED)
             return
         if known is not None and known.announcement.start_id != announcement.start_id:
             if announcement.started_at < known.announcement.started_at:

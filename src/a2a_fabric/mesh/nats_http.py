@@ -20,7 +20,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
 
@@ -44,6 +44,7 @@ from a2a_fabric.mesh.messages import (
     sign_message,
 )
 from a2a_fabric.outbound.port import (
+    ConnectFailed,
     DeadlineExceeded,
     HTTPReply,
     Interrupted,
@@ -56,6 +57,7 @@ _WINDOW = 16  # pieces of a reply that may be under way
 _CREDIT_STEP = 8  # consumed pieces that are reported together
 _PIECE_BYTES = 128 * 1024
 _MAX_EXCHANGES = 8192  # requests of other nodes at a time
+REFUSED_HEADER = "x-fabric-refused"  # of a reply: the request was not looked at
 
 Publish = Callable[[str, bytes], Awaitable[None]]
 
@@ -94,6 +96,8 @@ class NodeMailbox:
         self._received: dict[tuple[str, int], _ReceivedRequest] = {}
         self.dropped = 0  # messages that could not be read or had no valid signature
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self._has_answered = asyncio.Event()  # a request of another node has ended
 
     def client_for(self, node: str) -> NatsHTTPClient:
         return NatsHTTPClient(self, node)
@@ -139,6 +143,22 @@ class NodeMailbox:
             if sent.node == node:
                 sent.fail(Interrupted(f"Node '{node}' left the mesh before it answered"))
 
+    async def finish_received(self, timeout: float) -> None:
+        """Refuse new requests of other nodes, and wait until those under way are answered. A request that only waits
+        for news (GET) ends now: its client resumes it.
+        """
+        self._is_closing = True
+        for received in list(self._received.values()):
+            if received.is_waiting:
+                self.run_in_background(received.break_off())
+                received.disconnect()
+        ends_at = asyncio.get_running_loop().time() + timeout
+        while self._received and (left := ends_at - asyncio.get_running_loop().time()) > 0:
+            self._has_answered.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._has_answered.wait()
+
     async def aclose(self) -> None:
         for sent in list(self._sent.values()):
             sent.fail(Interrupted("This node is stopping"))
@@ -164,6 +184,7 @@ class NodeMailbox:
 
     def forget(self, received: _ReceivedRequest) -> None:
         self._received.pop((received.sender, received.number), None)
+        self._has_answered.set()
 
     def _check(self, payload: bytes) -> bytes | None:
         if self._key is None:
@@ -172,9 +193,10 @@ class NodeMailbox:
         return content if hmac.compare_digest(signature, sign_message(self._key, self.subject, content)) else None
 
     def _begin(self, request: RequestMessage) -> None:
-        if not self._is_member(request.sender, request.start_id) or len(self._received) >= _MAX_EXCHANGES:
+        is_full = self._is_closing or len(self._received) >= _MAX_EXCHANGES
+        if is_full or not self._is_member(request.sender, request.start_id):
             _log.info("a request of node %s was refused: %d are under way", request.sender, len(self._received))
-            refusal = ReplyMessage(request.number, 503, {"retry-after": "1"}, b"", True)
+            refusal = ReplyMessage(request.number, 503, {"retry-after": "1", REFUSED_HEADER: "1"}, b"", True)
             self.run_in_background(self.send(request.sender, refusal))
             return
         accepted = self._accepted.get(request.sender)
@@ -342,6 +364,8 @@ class NatsHTTPClient:
                 head = await sent.next_piece()
                 if not isinstance(head, ReplyMessage):
                     raise Interrupted(f"Node '{self._node}' answered without a head")
+                if REFUSED_HEADER in head.headers:
+                    raise ConnectFailed(f"Node '{self._node}' takes no requests now")
                 yield _NatsReply(sent, head, limit)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"Node '{self._node}' did not answer within {timeout:g} s") from exc
@@ -360,6 +384,7 @@ class _ReceivedRequest:
         self.number = request.number
         self._mailbox = mailbox
         self._request = request
+        self.is_waiting = request.method == "GET"
         self._limit = limit
         self._body = bytearray(request.body)
         self._has_body = asyncio.Event()
@@ -418,9 +443,9 @@ class _ReceivedRequest:
         finally:
             self._mailbox.forget(self)
             if not self._is_complete and not self._is_gone.is_set():
-                self._mailbox.run_in_background(self._break_off())
+                self._mailbox.run_in_background(self.break_off())
 
-    async def _break_off(self) -> None:
+    async def break_off(self) -> None:
         if self._has_begun:
             await self._mailbox.send(self.sender, ChunkMessage(self.number, b"", True, True))
         else:

@@ -11,6 +11,8 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +32,7 @@ from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.frames import CallMode
-from a2a_fabric.mesh.membership import Announcement, Member, Membership
+from a2a_fabric.mesh.membership import STOPPED, Announcement, Member, Membership
 from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.mesh.settings import MeshSettings
@@ -44,6 +46,8 @@ _CONNECT_TIMEOUT = 5.0
 _TRACE_TIMEOUT = 2.0
 _MAX_PAUSE = 10.0
 _JOIN_SECONDS = 0.5
+_RETURN_TIMEOUT = 15.0  # seconds for which a request waits for a node that is being restarted
+_RESTART_SECONDS = 60.0  # a node that stopped may be back within them
 _SETTLE_SECONDS = 0.05  # changes within it are announced together
 _LIMITS: dict[str, Any] = {"pending_msgs_limit": 65_536, "pending_bytes_limit": 128 * 1024 * 1024}  # of unread messages
 _encode = msgspec.msgpack.Encoder().encode
@@ -72,6 +76,10 @@ class _OtherNode:
         self.name = member.name
         self.site = member.announcement.site
         self.fetching: asyncio.Task[None] | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.member.announcement.state == "draining"
 
     @property
     def calls(self) -> int:
@@ -122,7 +130,10 @@ class Mesh:
         self._mailbox: NodeMailbox | None = None
         self._exports: ExportedAgents | None = None
         self._state: str = "joining"
+        self._has_joined = False  # it has announced itself, and is reachable
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped_at: dict[str, float] = {}  # nodes that said that they stop, and may be back
+        self._joined = asyncio.Event()  # set, and replaced, when a node joins
         self.problem: str | None = "it is being connected"  # why this node is not in the mesh
 
     async def start(self, services: PeerServices, exports: ExportedAgents) -> None:
@@ -144,6 +155,24 @@ class Mesh:
         """The node takes no new requests, so the others look elsewhere."""
         self._state = "draining"
         self._run_soon(self._announce())
+
+    async def finish_received(self, timeout: float) -> None:
+        """Answer the requests of other nodes that are under way. Requests of this node go on."""
+        if self._mailbox is not None:
+            await self._mailbox.finish_received(timeout)
+
+    async def wait_for_return(self, name: str) -> PeerClient | None:
+        """A node that is being restarted, when it is back. None if it is not, or takes too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETURN_TIMEOUT):
+                while True:
+                    other = self._others.get(name)
+                    if other is not None and not other.is_leaving:
+                        return other.peer
+                    if other is None and time.monotonic() - self._stopped_at.get(name, -inf) > _RESTART_SECONDS:
+                        return None
+                    await self._joined.wait()
+        return None
 
     async def aclose(self) -> None:
         self._state = "left"
@@ -237,6 +266,10 @@ class Mesh:
                 await self._exports.refresh(0)
             await self._announce()
             self._membership.expire(time.monotonic())
+            if not self._has_joined and self._reachable is not None:
+                self._has_joined = True
+                for other in list(self._others.values()):
+                    self._fetch_soon(other.member)
 
     async def _connect(self) -> None:
         pause = 0.5
@@ -362,13 +395,20 @@ class Mesh:
         announcement = member.announcement
         peer = _CountedPeer(f"node '{member.name}'", "", self._mailbox.client_for(member.name), self._reply_bytes)
         self.peers[member.name] = peer
+        self._stopped_at.pop(member.name, None)
+        self._joined.set()
+        self._joined = asyncio.Event()
         self._others[member.name] = _OtherNode(member, peer)
         _log.info("node %s (site %s, version %s) is in the mesh", member.name, announcement.site, announcement.version)
         self._run_soon(self._announce(member.name))
         self._fetch_soon(member)
 
     def _on_leave(self, member: Member, reason: str) -> None:
+        now = time.monotonic()
         _log.warning("node %s has left the mesh: %s", member.name, reason)
+        if reason == STOPPED:
+            self._stopped_at = {name: at for name, at in self._stopped_at.items() if at > now - _RESTART_SECONDS}
+            self._stopped_at[member.name] = now
         other = self._others.pop(member.name, None)
         self.peers.pop(member.name, None)
         if other is not None and other.fetching is not None:
@@ -379,7 +419,10 @@ class Mesh:
             self._mailbox.drop_target(member.name)
 
     def _fetch_soon(self, member: Member) -> None:
+        """Not before this node has joined: others refuse its requests, and it does not hear their replies."""
         other = self._others[member.name]
+        if not self._has_joined:
+            return
         if other.fetching is None or other.fetching.done():
             other.fetching = asyncio.ensure_future(self._fetch(other))
 
@@ -401,7 +444,7 @@ class Mesh:
 
 
 def _require_key(settings: MeshSettings, servers: tuple[str, ...]) -> None:
-    """Raises ConfigError for a mesh over a network whose messages nobody signs."""
+    """Raises ConfigError for a mesh over a network without a key, because its messages are not signed."""
     hosts = [urlsplit(server).hostname or "" for server in servers]
     if settings.key is None and not all(map(is_loopback, hosts)):
         raise ConfigError(

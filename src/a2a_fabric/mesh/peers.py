@@ -105,7 +105,11 @@ class Peers:
                 return None if self.mesh is None else self.mesh.find_node(agent_id)
             return None if self.workers is None else self.workers.find_holder_name(manifest)
 
-        return RequestRelay(self._clients, find_holder, body_limit).wrap
+        return RequestRelay(self._clients, find_holder, self._wait_for_return, body_limit).wrap
+
+    async def _wait_for_return(self, name: str) -> PeerClient | None:
+        """The peer of this name, if it is being restarted: workers wait for each other when they connect."""
+        return None if self.mesh is None else await self.mesh.wait_for_return(name)
 
     def forward_answers(self) -> Step:
         return forward_answers(self._clients)
@@ -117,6 +121,11 @@ class Peers:
 
     def merge_metrics(self, render_own: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
         return render_own if self.workers is None else self.workers.merge_metrics(render_own)
+
+    async def finish_received(self, timeout: float) -> None:
+        """Answer what other nodes have asked this one, before the node closes."""
+        if self.mesh is not None:
+            await self.mesh.finish_received(timeout)
 
     def stop(self) -> None:
         if self.mesh is not None:

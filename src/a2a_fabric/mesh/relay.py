@@ -7,7 +7,7 @@ connections end at."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from typing import Any
 from urllib.parse import unquote
@@ -87,8 +87,14 @@ class RequestRelay:
     """
 
     def __init__(
-        self, peers: Mapping[str, PeerClient], find_holder: Callable[[str], str | None], body_limit: BodyLimit
+        self,
+        peers: Mapping[str, PeerClient],
+        find_holder: Callable[[str], str | None],
+        wait_for_return: Callable[[str], Awaitable[PeerClient | None]],
+        body_limit: BodyLimit,
     ) -> None:
+        """`wait_for_return` waits for a peer that is being restarted; None if it is not."""
+        self._wait_for_return = wait_for_return
         self._peers = peers
         self._find_holder = find_holder
         self._body_limit = body_limit
@@ -112,7 +118,7 @@ class RequestRelay:
             if owner is None and scope["method"] == "POST" and _agent_from_path(scope["path"]) is not None:
                 body = await _read(scope, receive, self._body_limit.bytes)
                 owner = self._find_resumed(body)
-            peer = self._peers.get(owner) if owner is not None else None
+            peer = await self._find_peer(owner) if owner is not None else None
             if peer is not None and body is None:
                 body = await _read(scope, receive, self._body_limit.bytes)
         except PayloadTooLarge as error:
@@ -122,7 +128,7 @@ class RequestRelay:
             await _refuse(send, 408, "BAD_INPUT", "The request body did not arrive in time")
             return
         if peer is not None and body is not None:
-            await self._hand_over(peer, body, scope, receive, send)
+            await self._hand_over(owner or "", peer, body, scope, receive, send)
         elif body is None:
             await app(scope, receive, send)
         else:
@@ -150,7 +156,12 @@ class RequestRelay:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # the door says what is wrong with it
 
-    async def _hand_over(self, peer: PeerClient, body: bytes, scope: Any, receive: Receive, send: Send) -> None:
+    async def _find_peer(self, owner: str) -> PeerClient | None:
+        return self._peers.get(owner) or await self._wait_for_return(owner)
+
+    async def _hand_over(
+        self, owner: str, peer: PeerClient, body: bytes, scope: Any, receive: Receive, send: Send
+    ) -> None:
         head = head_from_scope(scope)
         facts = RelayFacts(peer=head.peer, scheme=scope.get("scheme", "http"), host=head.get(b"host"))
         headers = {
@@ -166,6 +177,19 @@ class RequestRelay:
         reply_began = False
 
         async def forward() -> None:
+            nonlocal peer
+            try:
+                await forward_to(peer)
+            except OutboundError as exc:
+                if reply_began or not (isinstance(exc, ConnectFailed) or scope["method"] == "GET"):
+                    raise
+                returned = await self._wait_for_return(owner)  # nothing was done: it may be asked again
+                if returned is None or returned is peer:
+                    raise
+                peer = returned
+                await forward_to(peer)
+
+        async def forward_to(peer: PeerClient) -> None:
             nonlocal reply_began
             async with peer.relay(scope["method"], target, headers, body, timeout) as reply:
                 kept = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]

@@ -57,6 +57,7 @@ class NodeContext:
     limits: NodeLimits
     callbacks: Callbacks
     peers: Peers | None
+    session_file: Path | None = None
 
     @property
     def owner_tag(self) -> str:

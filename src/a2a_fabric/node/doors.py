@@ -132,6 +132,7 @@ class DoorParts:
             inboxes=self._inboxes,
             tls=resolve_tls_files(context.base, config),
             owner_tag=context.owner_tag,
+            session_file=context.session_file,
         )
 
     def _open_stream(self, principal_id: str | None) -> None:

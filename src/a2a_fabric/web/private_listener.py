@@ -18,12 +18,11 @@ from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.web.protocol import HttpProtocol
 
 _CONNECTIONS = 4096
-_CLOSE_TIMEOUT = 5.0
 
 
 @asynccontextmanager
-async def open_private_listener(app: ASGIApp, path: Path) -> AsyncIterator[None]:
-    """Serve `app` there while the block runs. Requests that are under way at its end are cancelled after a while."""
+async def open_private_listener(app: ASGIApp, path: Path, drain_timeout: float) -> AsyncIterator[None]:
+    """Serve `app` there while the block runs. Requests that are under way at its end are cancelled after so long."""
     config = uvicorn.Config(
         app,
         http=type("PrivateProtocol", (HttpProtocol,), {"hot": {}, "waiting": {}}),
@@ -54,6 +53,6 @@ async def open_private_listener(app: ASGIApp, path: Path) -> AsyncIterator[None]
         for connection in list(state.connections):
             connection.shutdown()
         if state.tasks:
-            _, pending = await asyncio.wait(state.tasks, timeout=_CLOSE_TIMEOUT)
+            _, pending = await asyncio.wait(state.tasks, timeout=drain_timeout)
             for task in pending:
                 task.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +18,7 @@ from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
+from a2a_fabric.doors.mcp.kept_sessions import KeptSessions
 from a2a_fabric.doors.mcp.light_sessions import LightSessions
 from a2a_fabric.doors.mcp.light_streams import LightStreams
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
@@ -130,6 +133,15 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     )
     agent_route = Route("/agents/{agent_id:path}/mcp", agent_endpoint)
     sse = SseEndpoints(context, sessions, servers.get_gateway_server)
+    kept_sessions = KeptSessions(context.session_file, sessions)
+
+    @asynccontextmanager
+    async def run_lifetime() -> AsyncIterator[None]:
+        async with selector:
+            await kept_sessions.restore()
+            yield
+            await kept_sessions.save(await servers.collect_events())
+
     return McpDoor(
         hot={"/mcp": gateway_endpoint},
         sockets={"/mcp/ws": McpWebSocketEndpoint(context, servers.get_gateway_server)},
@@ -139,7 +151,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
             agent_route,
         ],
         hot_routes=[agent_route],
-        lifetime=selector,
+        lifetime=run_lifetime(),
         prepare=servers.prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
         sessions={"mcp": lambda: len(sessions)},

@@ -44,7 +44,7 @@ from a2a_fabric.doors.mcp.fast_path import (
     HandshakeListParams,
     fits_both,
 )
-from a2a_fabric.doors.mcp.light_sessions import hand_over
+from a2a_fabric.doors.mcp.light_sessions import REPLAYED, hand_over
 from a2a_fabric.doors.mcp.request import (
     DirectRequestContext,
     McpConnectionContext,
@@ -149,6 +149,7 @@ class McpHttpEndpoint:
         self._find_fast_path = find_fast_path
         self._long_lived: set[asyncio.Task[Any]] = set()
         self._initializing: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head: RequestHead = scope.get(HEAD_KEY) or head_from_scope(scope)
@@ -224,6 +225,8 @@ class McpHttpEndpoint:
             answer = partial(fast_path.answer, fast_request, direct_context, send, shortcut)
             await (answer() if shortcut else run_until_disconnect(scope, receive, answer))
             return
+        if fast_path and SESSION_HEADER_BYTES in head:
+            fast_path.light_sessions.resume(cycle)
         if fast_path and message and questions is None:
             fast_path.sessions.observe_cancellation(head, message, principal)
             session, params = self._find_session(fast_path, head, message, direct_context)
@@ -337,6 +340,8 @@ class McpHttpEndpoint:
         async def observe(message: Any) -> None:
             if message["type"] == "http.response.start":
                 cycle.has_replied = True
+                if request_message is not None and request_message.method in REPLAYED and message["status"] == 200:
+                    self._note_request(cycle, request_message)
                 if fast_path is not None and is_learning and cycle.method != "GET":
                     fast_path.sessions.observe_reply(cycle.head, request_message, cycle.principal, message["status"])
                     if fast_request is not None and message["status"] == 200:
@@ -346,6 +351,12 @@ class McpHttpEndpoint:
             await cycle.send(message)
 
         return observe
+
+    def _note_request(self, cycle: McpCycle, message: McpMessage) -> None:
+        name = cycle.head.get(SESSION_HEADER_BYTES)
+        session = None if name is None else self._sessions.find(name)
+        if session is not None and session.origin is not None:
+            session.origin.note_request(message, cycle.body)
 
     async def _run_initialize(self, serve: Callable[[Send], Coroutine[Any, Any, None]], send: Send) -> None:
         """A client may disconnect as soon as it knows its session id; the session is opened all the same."""
@@ -369,12 +380,15 @@ class McpHttpEndpoint:
 
     def stop(self) -> None:
         """End the streams that wait for news, for which the node would wait; running calls may finish."""
+        self._is_stopping = True
         for task in self._long_lived:
             task.cancel()
 
     async def _run_long_lived(self, work: Awaitable[None], send: Send) -> None:
         task = asyncio.ensure_future(work)
         self._long_lived.add(task)
+        if self._is_stopping:
+            task.cancel()
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:

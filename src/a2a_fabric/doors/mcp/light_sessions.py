@@ -41,7 +41,9 @@ from a2a_fabric.protocols.mcp.wire import (
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.http import McpCycle
 
-_MAX_BODY = 4096  # bytes of an `initialize` that is kept
+MAX_BODY = 4096  # bytes of an `initialize` that is kept
+REPLAYED = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})  # they change a session
+_MAX_REQUESTS = 1001  # subscriptions of one client, and its log level
 _CAPABILITIES: dict[str, Any] = {
     "completions": {},
     "logging": {},
@@ -95,6 +97,13 @@ class _NoParams(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
+class _Subscription(msgspec.Struct):
+    uri: str
+
+
+_INITIALIZED = McpMessage(jsonrpc="2.0", method="notifications/initialized")
+
+
 def is_plain_client(capabilities: Raw, client: Raw) -> bool:
     """Whether what a client of the stateless era says about itself is certainly valid."""
     is_named = not client or decode_or_none(client, _Client) is not None
@@ -116,10 +125,40 @@ def _introduce(catalog: ToolCatalog, principal: Principal) -> dict[str, str]:
     return {"instructions": instructions} if instructions else {}
 
 
-class LightSession:
-    """What the SDK has to know when it takes over."""
+class SavedEvent(msgspec.Struct, frozen=True, array_like=True):
+    event_id: str
+    stream_id: str
+    message: str | None  # JSON; None: only a place to resume from
 
-    __slots__ = ("body", "handover", "is_initialized", "path", "principal", "revision", "stream", "version")
+
+class SavedLog(msgspec.Struct, frozen=True, array_like=True):
+    """The events of a session as they are kept while the node is restarted."""
+
+    prefix: str
+    count: int
+    events: list[SavedEvent]
+
+
+class LightSession:
+    """What the SDK has to know when it takes over.
+
+    `requests` are those of the client that the SDK must see again, by what they set: subscriptions, the log level.
+    `events` are those of an earlier process.
+    """
+
+    __slots__ = (
+        "body",
+        "events",
+        "handover",
+        "is_initialized",
+        "is_kept",
+        "path",
+        "principal",
+        "requests",
+        "revision",
+        "stream",
+        "version",
+    )
 
     def __init__(self, principal: Principal, path: str, version: str, body: bytes) -> None:
         self.principal = principal
@@ -130,6 +169,22 @@ class LightSession:
         self.handover: asyncio.Task[None] | None = None
         self.stream: LightStream | None = None  # on which the client waits for notifications
         self.revision: str | None = None  # of the catalog when its last stream broke
+        self.is_kept = False  # from an earlier process, and not used since
+        self.requests: dict[str, bytes] = {}
+        self.events: SavedLog | None = None
+
+    @property
+    def needs_sdk(self) -> bool:
+        return self.events is not None or bool(self.requests)
+
+    def note_request(self, message: McpMessage, body: bytes) -> None:
+        """Remember a request that changed the session, if it did."""
+        if message.method == "logging/setLevel":
+            self.requests["level"] = body
+        elif message.method == "resources/unsubscribe":
+            self.requests.pop(_read_uri(message), None)
+        elif message.method == "resources/subscribe" and len(self.requests) < _MAX_REQUESTS:
+            self.requests[_read_uri(message)] = body
 
 
 @runtime_checkable
@@ -159,12 +214,23 @@ class LightSessions:
         self._sessions = sessions
         self._fast_sessions = fast_sessions
 
+    def resume(self, cycle: McpCycle) -> None:
+        """The first request in a session of an earlier process: from now on its calls may be fast again."""
+        name = cycle.head.get(SESSION_HEADER_BYTES)
+        session = None if name is None else find_light(self._sessions, name, cycle.scope["path"], cycle.principal)
+        if session is None or session.light is None or not session.light.is_kept:
+            return
+        light = session.light
+        light.is_kept, light.principal = False, cycle.principal
+        if light.is_initialized and not light.needs_sdk:
+            self._fast_sessions.observe_reply(cycle.head, _INITIALIZED, cycle.principal, 202)
+
     async def answer(self, cycle: McpCycle, message: McpMessage | None, *, accepts_json: bool) -> bool:
         """Whether the request is answered. Raises RateLimited."""
         name = cycle.head.get(SESSION_HEADER_BYTES)
         if name is None:
             params = _parse_initialize(cycle.head, message) if accepts_json and message else None
-            if params is None or message is None or len(cycle.body) > _MAX_BODY:
+            if params is None or message is None or len(cycle.body) > MAX_BODY:
                 return False
             await self._open(cycle, message, params)
             return True
@@ -192,7 +258,7 @@ class LightSessions:
         light = None if session is None else session.light
         if name is None or session is None or light is None or light.handover is not None:
             return None
-        if head.get(VERSION_HEADER_BYTES) != light.version or b"last-event-id" in head:
+        if light.needs_sdk or head.get(VERSION_HEADER_BYTES) != light.version or b"last-event-id" in head:
             return None
         if "text/event-stream" not in (head.get(b"accept") or ""):
             return None
@@ -297,7 +363,7 @@ async def _adopt(server: AdoptsSessions, name: str, session: OpenSession, light:
     try:
         await server.adopt_session(name, session, light)
     finally:
-        session.light = None  # or else its client would never get an answer
+        session.light, session.origin = None, light  # or else its client would never get an answer
     if light.stream is not None:
         light.stream.end("handed over")
     if not session.is_open:  # closed meanwhile, to make room
@@ -309,6 +375,11 @@ def _parse_initialize(head: RequestHead, message: McpMessage) -> _InitializePara
         return None
     params = decode_or_none(message.params, _InitializeParams)
     return params if params is not None and params.version in FAST_VERSIONS else None
+
+
+def _read_uri(message: McpMessage) -> str:
+    params = decode_or_none(message.params, _Subscription)
+    return "" if params is None else f"uri {params.uri}"
 
 
 def _has_no_params(message: McpMessage) -> bool:

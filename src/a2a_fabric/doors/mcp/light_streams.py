@@ -91,6 +91,7 @@ class LightStreams:
         self._streams: dict[str, set[LightStream]] = {}
         self._ping_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
 
     @property
     def servers(self) -> Collection[str]:
@@ -99,6 +100,8 @@ class LightStreams:
 
     def add(self, server: str, stream: LightStream) -> None:
         self._streams.setdefault(server, set()).add(stream)
+        if self._is_stopping:
+            stream.end()
         if self._ping_task is None:
             self._ping_task = asyncio.ensure_future(self._ping_forever())
 
@@ -130,6 +133,8 @@ class LightStreams:
                     stream.end()
 
     def stop(self) -> None:
+        """End all, and at once those that are opened later."""
+        self._is_stopping = True
         self.end_all()
 
     def _spawn(self, streams: Iterable[LightStream], do: Callable[[LightStream], None]) -> None:

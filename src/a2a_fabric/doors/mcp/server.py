@@ -25,6 +25,7 @@ from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
 
 from a2a_fabric.core.call import Principal, owner_from_principal
@@ -34,8 +35,8 @@ from a2a_fabric.core.propagation import DELEGATION_META_KEY, MANDATE_META_KEY, P
 from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope, replay_body
-from a2a_fabric.doors.mcp.event_log import ResumableSessionManager, adopted_session
-from a2a_fabric.doors.mcp.light_sessions import LightSession
+from a2a_fabric.doors.mcp.event_log import ResumableSessionManager, adopted_events, adopted_session
+from a2a_fabric.doors.mcp.light_sessions import MAX_BODY, LightSession, SavedLog
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
 from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.sdk_request import (
@@ -277,6 +278,8 @@ class McpHandlers:
         open_session = self.sessions.find(session.session_id) if session.session_id is not None else None
         if open_session is not None:
             session.exit_stack.callback(self.sessions.end, open_session)
+            if open_session.origin is not None:
+                open_session.origin.is_initialized = True
             open_session.can_show_apps = get_answer_capabilities(ctx).can_show_apps
             open_session.client_name = session.client_params.client_info.name if session.client_params else ""
 
@@ -303,6 +306,11 @@ _DEFAULT_SCOPE: Mapping[str, Any] = {
 _ACCEPT_BOTH = (b"accept", b"application/json, text/event-stream")
 _REPLAY_HEADERS = [(b"content-type", b"application/json"), _ACCEPT_BOTH]
 _INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+_RESUMED_TIMEOUT = 10.0  # seconds that a node that stops waits for calls whose clients have disconnected
+
+
+class _Initialize(msgspec.Struct):
+    version: str = msgspec.field(name="protocolVersion")
 
 
 class McpServer:
@@ -357,6 +365,11 @@ class McpServer:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=5)
 
+    async def save_events(self) -> Callable[[str], SavedLog | None]:
+        """Wait for calls whose clients have disconnected and may resume; then the events of each session, by name."""
+        await self._session_manager.wait_until_answered(_RESUMED_TIMEOUT)
+        return self._session_manager.save_events
+
     def pop_changes(self) -> set[ItemKind]:
         """The lists of prompts and resources that changed since the last call."""
         return self._prompts_resources.pop_changes()
@@ -392,6 +405,7 @@ class McpServer:
                 )
                 if session_id is not None:
                     sessions.set_name(session, session_id.decode("latin-1"))
+                    session.origin = _describe_opening(scope)
                     session.close = partial(self._close_session, session_id, principal)
             await send(message)
 
@@ -406,11 +420,14 @@ class McpServer:
         """Open a session that was opened without the SDK, as its client did. A session's close closes it then."""
         _current_principal.set(light.principal)
         adopted_session.set(name)
+        adopted_events.set(light.events)
         await self._replay(light, light.body, [])
+        light.events = None
         session.close = partial(self._close_session, name.encode(), light.principal)
         if light.is_initialized:
             headers = [(SESSION_HEADER_BYTES, name.encode()), (VERSION_HEADER_BYTES, light.version.encode())]
-            await self._replay(light, _INITIALIZED, headers)
+            for body in (_INITIALIZED, *light.requests.values()):
+                await self._replay(light, body, headers)
 
     async def _replay(self, light: LightSession, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         scope = {
@@ -471,6 +488,18 @@ async def _never_disconnect() -> Any:
 
 async def _discard(message: Any) -> None:
     pass
+
+
+def _describe_opening(scope: Any) -> LightSession | None:
+    """How the client opened a session, so that it can be opened again after a restart; None if that is too long."""
+    request_context: McpRequestContext = scope[REQUEST_CONTEXT_KEY]
+    message = request_context.message
+    params = None if message is None else wire.decode_or_none(message.params, _Initialize)
+    if message is None or params is None or len(message.params) > MAX_BODY:
+        return None
+    version = params.version if params.version in HANDSHAKE_PROTOCOL_VERSIONS else LATEST_HANDSHAKE_VERSION
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": message.id, "method": message.method, "params": message.params})
+    return LightSession(request_context.principal, scope["path"], version, body)
 
 
 def _make_user(principal: Principal) -> AuthenticatedUser:

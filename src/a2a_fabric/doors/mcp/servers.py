@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.ports import load_module
+from a2a_fabric.doors.mcp.light_sessions import SavedLog
 from a2a_fabric.doors.mcp.light_streams import ChangedList, LightStreams
 from a2a_fabric.gateway import Gateway
 
@@ -47,6 +48,17 @@ class McpServers:
 
     async def __aenter__(self) -> None:
         """Servers are opened on first use."""
+
+    async def collect_events(self) -> Callable[[str, str], SavedLog | None]:
+        """What saves the events of the session with a path and a name, when calls that may be resumed have ended."""
+        saving = await asyncio.gather(*(server.save_events() for server in self._servers.values()))
+        find_events = dict(zip(self._servers, saving, strict=True))
+
+        def save(path: str, name: str) -> SavedLog | None:
+            server = GATEWAY_KEY if path == "/mcp" else path.removeprefix("/agents/").removesuffix("/mcp")
+            return find_events[server](name) if server in find_events else None
+
+        return save
 
     async def __aexit__(self, *exc: object) -> None:
         if self._notify_timer is not None:

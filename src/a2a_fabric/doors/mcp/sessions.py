@@ -56,6 +56,7 @@ class OpenSession:
         "is_open",
         "light",
         "name",
+        "origin",
         "owner",
         "requests",
         "streams",
@@ -68,6 +69,7 @@ class OpenSession:
         self.client_name: str | None = None  # as the client calls itself; known when it has initialized
         self.can_show_apps = False
         self.light: LightSession | None = None  # until the SDK takes over
+        self.origin: LightSession | None = None  # from then on: how it was opened, so that it can be opened again
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0
@@ -122,10 +124,7 @@ class OpenSessions:
         """
         session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock())
         closing = self._close_one_for(session)
-        self._by_owner.setdefault(session.owner, set()).add(session)
-        self._count += 1
-        if self._sweep_timer is None and self._unused_timeout < float("inf"):
-            self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
+        self._add(session)
         if closing is not None:
             try:
                 await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
@@ -136,6 +135,25 @@ class OpenSessions:
 
     def find(self, name: str) -> OpenSession | None:
         return self._by_name.get(name)
+
+    def list_named(self) -> list[OpenSession]:
+        return list(self._by_name.values())
+
+    def restore(self, name: str, principal_id: str | None, idle_seconds: float) -> OpenSession | None:
+        """Open a session of an earlier run again. None if it would have ended by now, or there are too many."""
+        if idle_seconds > self._idle_timeout or self._count >= self._max_sessions:
+            return None
+        session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock() - idle_seconds)
+        session.requests, session.answered_requests = 0, 2  # it was used before
+        self._add(session)
+        self.set_name(session, name)
+        return session
+
+    def _add(self, session: OpenSession) -> None:
+        self._by_owner.setdefault(session.owner, set()).add(session)
+        self._count += 1
+        if self._sweep_timer is None and self._unused_timeout < float("inf"):
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
 
     def set_name(self, session: OpenSession, name: str) -> None:
         session.name = name
