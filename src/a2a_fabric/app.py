@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
 
+from a2a_fabric.admin.processes import Processes
 from a2a_fabric.admin.setup import build_admin
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, LimitSettings, read_environment
@@ -168,7 +169,8 @@ class Fabric:
     @property
     def peer_services(self) -> PeerServices:
         """What this node does for its peers."""
-        return build_peer_services(self._context, self.agents, self.runtimes, self._calls, self.app)
+        answer_admin = self.admin.processes.answer
+        return build_peer_services(self._context, self.agents, self.runtimes, self._calls, self.app, answer_admin)
 
     def reload(self, config: Config, *, is_requested: bool = False) -> ReloadOutcome:
         """Put a changed configuration into effect as far as possible. `is_requested`: keys and issuers are read anew
@@ -229,11 +231,15 @@ class Fabric:
             log=self.telemetry.log,
             environ=self._environ,
             psk=self._psk,
-            worker=None if self._peers is None or self._peers.workers is None else self._peers.workers.place.name,
+            processes=self._find_processes(),
         )
         self._build_web(node_keys)
         self._observe_node()
         self._register_settings(reserved)
+
+    def _find_processes(self) -> Processes:
+        workers = None if self._peers is None else self._peers.workers
+        return Processes() if workers is None else Processes(workers.place.name, workers.place.folder, workers.peers)
 
     def _build_context(self, stack: AsyncExitStack) -> NodeContext:
         config = self.config

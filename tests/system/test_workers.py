@@ -266,6 +266,63 @@ async def test_metrics_are_those_of_all_workers(node: Node) -> None:
         assert await read() == before + ASKS
 
 
+async def administer(session: aiohttp.ClientSession, node: Node, name: str, **arguments: Any) -> Any:
+    async with session.post(f"{node.url}/admin/v1/{name}", json=arguments) as reply:
+        envelope = await reply.json()
+    assert envelope["ok"], envelope
+    return envelope["result"]
+
+
+async def test_figures_for_operators_are_those_of_all_workers(node: Node) -> None:
+    async with one_connection(node) as session:
+        before = (await administer(session, node, "overview"))["activity"]["calls_total"]
+        for _ in range(ASKS):
+            await call(session, node, "counter", "count")
+        async with asyncio.timeout(30):
+            while (overview := await administer(session, node, "overview"))["activity"]["calls_total"] < before + ASKS:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)  # samples are taken every five seconds, in other processes
+        answered_by, totals, live = {overview["worker"]}, set(), set()
+        for _ in range(ASKS):
+            overview = await administer(session, node, "overview")
+            assert overview["missing_processes"] == []
+            assert [each["name"] for each in overview["processes"]] == ["w0", "w1"]
+            answered_by.add(overview["worker"])
+            totals.add(overview["activity"]["calls_total"])
+            agents = (await administer(session, node, "agents.live", agent_ids=["counter"]))["agents"]
+            live.add(agents["counter"]["calls_total"])
+    assert answered_by == {"w0", "w1"}
+    assert len(totals) == len(live) == 1  # whichever worker is asked
+
+
+async def test_the_log_is_that_of_all_workers_and_each_line_comes_once(node: Node) -> None:
+    async with one_connection(node) as session:
+        page = await administer(session, node, "log", last=0)
+        traces: list[str] = []
+        for _ in range(ASKS):
+            body = {"name": "fabric.call", "arguments": {"agent_id": "counter", "capability": "count", "task": ""}}
+            waiting = asyncio.ensure_future(
+                administer(session, node, "log", after=page["next"], calls=True, wait_ms=20_000)
+            )
+            async with session.post(f"{node.url}/mcp/call", json=body) as reply:
+                traces.append((await reply.json())["trace"]["trace_id"])
+            seen: list[Any] = []
+            async with asyncio.timeout(30):
+                while not any(line["trace_id"] == traces[-1] for line in seen):
+                    page = await waiting
+                    assert page["missing"] == []
+                    seen += page["lines"]
+                    waiting = asyncio.ensure_future(
+                        administer(session, node, "log", after=page["next"], calls=True, wait_ms=20_000)
+                    )
+            waiting.cancel()
+            assert [line["trace_id"] for line in seen].count(traces[-1]) == 1
+        whole = await administer(session, node, "log", last=2000, calls=True)
+    lines = [line for line in whole["lines"] if line["trace_id"] in traces]
+    assert [line["trace_id"] for line in lines] == traces  # in the order of time
+    assert {line["process"] for line in lines} == {"w0", "w1"}
+    assert node.run("log", "-n", "5").stdout.count("counter.count") == 5
+
+
 async def test_a_killed_worker_is_started_again_and_the_node_goes_on(tmp_path: Path) -> None:
     write_agents(tmp_path)
     with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:

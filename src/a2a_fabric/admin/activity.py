@@ -1,20 +1,24 @@
 """How many calls there were lately, how many failed, and how long they took: in all, and for each agent.
 
 The numbers come from the tallies that the metrics keep anyway, so a call costs nothing more. Each sample holds only the
-agents that were called since the one before."""
+agents that were called since the one before. All processes of a node take their samples at the same moments, so those
+of several processes can be added up."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from a2a_fabric.telemetry.metrics import Metrics
 
 INTERVAL = 5.0  # seconds
 _SAMPLES = 60  # five minutes
+_SPARK = 30
 
 
 class Tally(NamedTuple):
@@ -26,10 +30,28 @@ class Tally(NamedTuple):
 
 
 class Sample(NamedTuple):
-    at: float
+    number: int  # of the interval, the same in all processes
     duration: float
     total: Tally
     by_agent: dict[str, Tally]
+
+
+class Interval(msgspec.Struct, frozen=True, array_like=True):
+    """One interval of one process."""
+
+    number: int
+    duration: float
+    calls: int
+    errors: int
+    seconds: float
+
+
+class ActivityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process counted, in all or for one agent; `intervals` oldest first."""
+
+    intervals: tuple[Interval, ...] = ()
+    calls_total: int = 0
+    errors_total: int = 0
 
 
 _NOTHING = Tally()
@@ -49,7 +71,7 @@ class Activity:
         await self.sample()
         self._samples.clear()  # the first one begins at the start of the node
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(INTERVAL - self._clock() % INTERVAL)
             await self.sample()
 
     async def sample(self) -> None:
@@ -61,42 +83,76 @@ class Activity:
             if total.calls > before.calls:
                 by_agent[name] = _subtract(total, before)
         self._before = totals
-        total = Tally(*(sum(column) for column in zip(*by_agent.values(), strict=True))) if by_agent else _NOTHING
-        self._samples.append(Sample(now, now - self._sampled_at, total, by_agent))
+        number = round(now / INTERVAL)
+        if self._samples:
+            number = max(number, self._samples[-1].number + 1)
+        self._samples.append(Sample(number, now - self._sampled_at, _add(by_agent.values()), by_agent))
         self._sampled_at = now
 
-    def render(self) -> dict[str, Any]:
-        """Calls a second, errors a second and mean milliseconds, oldest first."""
-        return {
-            "interval_seconds": INTERVAL,
-            "at": [round(sample.at, 3) for sample in self._samples],
-            "calls_per_second": [_rate(sample.total.calls, sample.duration) for sample in self._samples],
-            "errors_per_second": [_rate(sample.total.errors, sample.duration) for sample in self._samples],
-            "mean_ms": [_mean_ms(sample.total) for sample in self._samples],
-            "calls_total": sum(tally.calls for tally in self._before.values()),
-            "errors_total": sum(tally.errors for tally in self._before.values()),
-        }
+    def report(self) -> ActivityReport:
+        total = _add(self._before.values())
+        intervals = tuple(Interval(each.number, each.duration, *each.total) for each in self._samples)
+        return ActivityReport(intervals=intervals, calls_total=total.calls, errors_total=total.errors)
 
-    def render_agent(self, agent_id: str) -> dict[str, Any]:
-        """The last five minutes of one agent: mean milliseconds for each interval, null without calls."""
-        tallies = [sample.by_agent.get(agent_id, _NOTHING) for sample in self._samples]
-        calls, errors = sum(each.calls for each in tallies), sum(each.errors for each in tallies)
-        return {
-            "calls": calls,
-            "errors": errors,
-            "mean_ms": _mean_ms(Tally(calls, errors, sum(each.seconds for each in tallies))),
-            "spark": [_mean_ms(each) for each in tallies[-30:]],
-            "calls_total": self._before.get(agent_id, _NOTHING).calls,
-        }
+    def report_agent(self, agent_id: str) -> ActivityReport:
+        intervals = tuple(
+            Interval(each.number, each.duration, *each.by_agent.get(agent_id, _NOTHING)) for each in self._samples
+        )
+        total = self._before.get(agent_id, _NOTHING)
+        return ActivityReport(intervals=intervals, calls_total=total.calls, errors_total=total.errors)
+
+
+def render_activity(reports: Sequence[ActivityReport]) -> dict[str, Any]:
+    """Calls a second, errors a second and mean milliseconds of all processes together, oldest first."""
+    groups = _group_intervals(reports)
+    return {
+        "interval_seconds": INTERVAL,
+        "at": [number * INTERVAL for number in groups],
+        "calls_per_second": [_rate((each.calls, each.duration) for each in group) for group in groups.values()],
+        "errors_per_second": [_rate((each.errors, each.duration) for each in group) for group in groups.values()],
+        "mean_ms": [_mean_ms(group) for group in groups.values()],
+        "calls_total": sum(report.calls_total for report in reports),
+        "errors_total": sum(report.errors_total for report in reports),
+    }
+
+
+def render_agent_activity(reports: Sequence[ActivityReport]) -> dict[str, Any]:
+    """The last five minutes of one agent: mean milliseconds for each interval, null without calls."""
+    groups = _group_intervals(reports)
+    intervals = [each for group in groups.values() for each in group]
+    return {
+        "calls": sum(each.calls for each in intervals),
+        "errors": sum(each.errors for each in intervals),
+        "mean_ms": _mean_ms(intervals),
+        "spark": [_mean_ms(group) for group in list(groups.values())[-_SPARK:]],
+        "calls_total": sum(report.calls_total for report in reports),
+    }
+
+
+def _group_intervals(reports: Sequence[ActivityReport]) -> dict[int, list[Interval]]:
+    """By number, up to the newest interval that all processes have sampled: a part of one would look like a drop."""
+    newest = min((report.intervals[-1].number for report in reports if report.intervals), default=0)
+    groups: dict[int, list[Interval]] = {}
+    for report in reports:
+        for each in report.intervals:
+            if each.number <= newest:
+                groups.setdefault(each.number, []).append(each)
+    return {number: groups[number] for number in sorted(groups)[-_SAMPLES:]}
+
+
+def _add(tallies: Iterable[Tally]) -> Tally:
+    columns = list(zip(*tallies, strict=True))
+    return Tally(*(sum(column) for column in columns)) if columns else _NOTHING
 
 
 def _subtract(after: Tally, before: Tally) -> Tally:
     return Tally(after.calls - before.calls, after.errors - before.errors, after.seconds - before.seconds)
 
 
-def _rate(count: int, duration: float) -> float:
-    return round(count / duration, 2) if duration > 0 else 0.0
+def _rate(counts: Iterable[tuple[int, float]]) -> float:
+    return round(sum(count / duration for count, duration in counts if duration > 0), 2)
 
 
-def _mean_ms(tally: Tally) -> float | None:
-    return round(tally.seconds / tally.calls * 1000, 2) if tally.calls else None
+def _mean_ms(intervals: Sequence[Interval]) -> float | None:
+    calls = sum(each.calls for each in intervals)
+    return round(sum(each.seconds for each in intervals) / calls * 1000, 2) if calls else None

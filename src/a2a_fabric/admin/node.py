@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric.admin.activity import Activity
-from a2a_fabric.admin.log_lines import RecentLog
+from a2a_fabric.admin.activity import Activity, ActivityReport, render_activity, render_agent_activity
+from a2a_fabric.admin.log_lines import NodeLog
+from a2a_fabric.admin.processes import Processes
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
@@ -39,11 +40,31 @@ from a2a_fabric.version import __version__
 if TYPE_CHECKING:
     from a2a_fabric.admin.agent_files import AgentFiles
 
+_FIGURES, _AGENTS = "figures", "agents"  # questions to the other processes
+_BREAKER_STATES = ("closed", "trial", "open")
 _STORE_TIMEOUT = 3.0
 _MAX_PROBLEMS = 50
 _SPARE = 1000  # agents that are gone, and whose last change is still known
 _MAX_CHECKS = 2000
 _RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
+
+
+class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process of the node tells of itself. `failed` are its checks: a sentence for all, one for operators."""
+
+    started_at: float
+    activity: ActivityReport
+    failed: dict[str, tuple[str, str]] = {}
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process knows of an agent from its own calls and checks."""
+
+    activity: ActivityReport
+    latency_ms: float | None = None
+    seen_at: float | None = None
+    breaker: str = "closed"
+    in_flight: int = 0
 
 
 @dataclass(kw_only=True)
@@ -58,15 +79,19 @@ class Node:
     store_address: str
     load_files: Callable[[], AgentFiles]
     activity: Activity
-    log: RecentLog
+    log: NodeLog
     find_breaker: Callable[[str], Breaker | None]
     probe_soon: Callable[[str], None]
     reload_file: Callable[[Path], Awaitable[None]]
     list_warnings: Callable[[], list[str]]
-    worker: str | None = None  # the name of this process, if it is one of several
+    processes: Processes
     secrets: Collection[str] = ()
     is_stopping: bool = False
     _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # status of each agent, and since when
+
+    def __post_init__(self) -> None:
+        self.processes.add(_FIGURES, self._answer_figures)
+        self.processes.add(_AGENTS, self._answer_agents)
 
     @property
     def config(self) -> Config:
@@ -94,7 +119,8 @@ class Node:
 
     async def show_overview(self, reader: Principal) -> dict[str, Any]:
         registry = self.gateway.registry
-        health = await render_health(self.gateway, reader)
+        health, answers = await asyncio.gather(render_health(self.gateway, reader), self.processes.ask(_FIGURES))
+        figures = {name: msgspec.convert(answer, ProcessFigures) for name, answer in answers.by_name.items()}
         off = registry.switched_off
         return {
             "node_id": self.gateway.node_id,
@@ -108,9 +134,12 @@ class Node:
             "tools": len(registry.catalog.tools),
             "nodes": await self._count_nodes(),
             "mesh": health.get("mesh"),
-            "worker": self.worker,
-            "activity": self.activity.render(),
-            "problems": self._list_problems(reader, health),
+            "mesh_nodes": self._list_mesh_nodes(reader),
+            "worker": self.processes.name,
+            "processes": [_render_process(name, each) for name, each in sorted(figures.items())],
+            "missing_processes": answers.missing,
+            "activity": render_activity([each.activity for each in figures.values()]),
+            "problems": self._list_problems(reader, health, figures, answers.missing),
             "failing": health["agents"]["errors"],
             "doors": [str(table.get("kind")) for table in self.config.doors],
             "issuers": [issuer.id for issuer in self.config.auth.issuers],
@@ -136,7 +165,8 @@ class Node:
 
     async def show_live(self, reader: Principal, agent_ids: Sequence[str]) -> dict[str, Any]:
         """What changes from moment to moment, of the agents that are on the screen."""
-        return {"agents": {agent_id: self._render_live(agent_id, reader) for agent_id in agent_ids}}
+        reports = await self._ask_agents(agent_ids)
+        return {"agents": {name: self._render_live(name, reader, reports[name]) for name in agent_ids}}
 
     async def show_agent(self, reader: Principal, agent_id: str, hours: float) -> dict[str, Any]:
         registry = self.gateway.registry
@@ -157,7 +187,7 @@ class Node:
         choice = None if declared is None else declared.tools
         return {
             "agent": details,
-            "live": self._render_live(agent_id, reader),
+            "live": self._render_live(agent_id, reader, (await self._ask_agents([agent_id]))[agent_id]),
             "uptime": {"observed_seconds": uptime.observed, "up_seconds": uptime.up, "ratio": uptime.ratio},
             "checks": [render_health_check(check, reader) for check in checks],
             "manifest": _render_manifest(declared) if declared is not None and acts_as_operator(reader) else None,
@@ -334,12 +364,64 @@ class Node:
                 counts["offline"] += self.gateway.registry.health.get(manifest.agent_id).status == "offline"
         return [{"node_id": name, **counts} for name, counts in sorted(nodes.items())][:_MAX_PROBLEMS]
 
-    def _list_problems(self, reader: Principal, health: Mapping[str, Any]) -> list[dict[str, str]]:
+    def _list_mesh_nodes(self, reader: Principal) -> list[dict[str, Any]]:
+        if self.gateway.nodes is None or not acts_as_operator(reader):
+            return []
+        return list(msgspec.to_builtins(list(self.gateway.nodes.list_nodes())))
+
+    async def _answer_figures(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """This process, for the one that was asked."""
+        checks = await self.gateway.node_health.check_all()
+        failed = {
+            name: (result.reason or result.status, result.detail or result.reason or result.status)
+            for name, result in checks.items()
+            if result.status != "ok"
+        }
+        figures = ProcessFigures(started_at=self.gateway.started_at, activity=self.activity.report(), failed=failed)
+        return dict(msgspec.to_builtins(figures))
+
+    async def _answer_agents(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {name: msgspec.to_builtins(self._report_agent(name)) for name in arguments["agent_ids"]}
+
+    def _report_agent(self, agent_id: str) -> AgentReport:
+        health, breaker = self.gateway.registry.health.get(agent_id), self.find_breaker(agent_id)
+        return AgentReport(
+            activity=self.activity.report_agent(agent_id),
+            latency_ms=None if health.latency is None else round(health.latency * 1000, 2),
+            seen_at=health.seen_at,
+            breaker="closed" if breaker is None else breaker.state,
+            in_flight=self.gateway.count_calls(agent_id),
+        )
+
+    async def _ask_agents(self, agent_ids: Sequence[str]) -> dict[str, list[AgentReport]]:
+        """What each process knows of some agents."""
+        if self.processes.is_single:
+            return {name: [self._report_agent(name)] for name in agent_ids}
+        answers = (await self.processes.ask(_AGENTS, {"agent_ids": list(agent_ids)})).by_name.values()
+        return {name: [msgspec.convert(answer[name], AgentReport) for answer in answers] for name in agent_ids}
+
+    def _list_problems(
+        self,
+        reader: Principal,
+        health: Mapping[str, Any],
+        figures: Mapping[str, ProcessFigures],
+        missing: Sequence[str],
+    ) -> list[dict[str, str]]:
         """What is hidden or misconfigured, one sentence each."""
         problems = [{"kind": "source", "where": where, "text": text} for where, text in health["problems"].items()]
         for name, check in health["checks"].items():
             if check.get("status") != "ok":
                 problems.append({"kind": "check", "where": name, "text": str(check.get("reason") or check["status"])})
+        own = {(problem["where"], problem["text"]) for problem in problems}
+        for process, each in figures.items():
+            for name, (public, whole) in each.failed.items():
+                text = whole if acts_as_operator(reader) else public
+                if (name, text) not in own:
+                    problems.append({"kind": "check", "where": f"{name} of {process}", "text": text})
+        problems += [
+            {"kind": "process", "where": name, "text": "This process does not answer; its figures are missing here"}
+            for name in missing
+        ]
         if acts_as_operator(reader):
             problems += [{"kind": "setting", "where": "fabric.yaml", "text": text} for text in self.list_warnings()]
             notices = self.gateway.list_notices(reader)
@@ -357,22 +439,35 @@ class Node:
             row["since"] = since[1]
         return row
 
-    def _render_live(self, agent_id: str, reader: Principal) -> dict[str, Any]:
-        health, breaker = self.gateway.registry.health.get(agent_id), self.find_breaker(agent_id)
+    def _render_live(self, agent_id: str, reader: Principal, reports: Sequence[AgentReport]) -> dict[str, Any]:
+        """The newest check counts, and the breaker that lets least through."""
+        health = self.gateway.registry.health.get(agent_id)
+        newest = max(reports, key=lambda each: each.seen_at or 0.0)
         return {
-            **self.activity.render_agent(agent_id),
+            **render_agent_activity([each.activity for each in reports]),
             "status": health.status,
-            "latency_ms": None if health.latency is None else round(health.latency * 1000, 2),
-            "seen_at": health.seen_at,
+            "latency_ms": newest.latency_ms,
+            "seen_at": newest.seen_at,
             "error": redact_health_reason(health, reader),
             "since": self._since.get(agent_id, (None, None))[1],
-            "breaker": "closed" if breaker is None else breaker.state,
-            "in_flight": self.gateway.count_calls(agent_id),
+            "breaker": max((each.breaker for each in reports), key=_BREAKER_STATES.index),
+            "in_flight": sum(each.in_flight for each in reports),
         }
 
     def _render_switched_off(self, agent_id: str) -> dict[str, Any]:
         manifest = self.gateway.registry.switched_off[agent_id]
         return {**_render_facts(manifest, manifest.runtime), "status": "off", "capabilities": []}
+
+
+def _render_process(name: str, figures: ProcessFigures) -> dict[str, Any]:
+    rates = render_activity([figures.activity])
+    return {
+        "name": name,
+        "started_at": figures.started_at,
+        "calls_total": figures.activity.calls_total,
+        "errors_total": figures.activity.errors_total,
+        "calls_per_second": (rates["calls_per_second"] or [0.0])[-1],
+    }
 
 
 def _render_facts(manifest: Manifest, runtime: str | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ and private metadata as any caller sees them, and neither the log nor what calle
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -22,7 +21,7 @@ from a2a_fabric.admin.keys import (
     make_new_key,
     render_key,
 )
-from a2a_fabric.admin.log_lines import LineFilter, read_lines
+from a2a_fabric.admin.log_lines import LineFilter
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.settings_view import list_settings
 from a2a_fabric.core.agent import TrustTier
@@ -36,7 +35,6 @@ from a2a_fabric.identity.shared_keys import make_key
 from a2a_fabric.operations.agents import NoArguments
 from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation, OperationRequest, TracedArguments
 
-_POLL_SECONDS = 0.2
 A = TypeVar("A", bound=TracedArguments)
 Handler = Callable[[Any, Principal], Awaitable[dict[str, Any]]]
 
@@ -121,7 +119,8 @@ class RevokeKeyArguments(TracedArguments, frozen=True, kw_only=True):
 
 class LogArguments(TracedArguments, frozen=True, kw_only=True):
     after: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="`next` of the reply before; unset: the newest lines.")
+        Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=8192)] | None,
+        Meta(description="`next` of the reply before, as it is; unset: the newest lines."),
     ] = None
     last: Annotated[int, Meta(ge=0, le=2000, description="How many lines at most.")] = 200
     calls: Annotated[bool, Meta(description="Only calls, jobs, and requests that were refused.")] = False
@@ -300,13 +299,8 @@ class AdminOperations:
         return {"settings": msgspec.to_builtins(rows), "count": len(rows)}
 
     async def _log(self, arguments: LogArguments, reader: Principal) -> dict[str, Any]:
-        log, ends_at = self._node.log, time.monotonic() + arguments.wait_ms / 1000
-        lines, position = read_lines(log, arguments.after or 0, arguments.filter)
-        while not lines and time.monotonic() < ends_at and not self._node.is_stopping:
-            await asyncio.sleep(_POLL_SECONDS)
-            lines, position = read_lines(log, position, arguments.filter)
-        newest = lines[max(0, len(lines) - arguments.last) :]
-        return {"node": log.start_id, "next": position, "lines": [msgspec.Raw(line) for line in newest]}
+        page = await self._node.log.read(arguments.after, arguments.last, arguments.filter, arguments.wait_ms / 1000)
+        return {"node": page.node, "next": page.next, "lines": page.lines, "missing": page.missing}
 
 
 def _make_reader(principal: Principal) -> Principal:

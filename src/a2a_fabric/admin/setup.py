@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from a2a_fabric.admin.activity import Activity
-from a2a_fabric.admin.log_lines import RecentLog
+from a2a_fabric.admin.log_lines import NodeLog, RecentLog
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.operations import AdminOperations
+from a2a_fabric.admin.processes import Processes
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import AgentSource, load_module
@@ -46,12 +47,9 @@ def build_admin(
     log: RecentLog,
     environ: Mapping[str, str],
     psk: str | None,
-    worker: str | None = None,
+    processes: Processes,
 ) -> Node:
-    """The node as operators see it. Its operations join the others, and `activity.run` has to be started.
-
-    `worker` is the name of this process, if it is one of several of the node.
-    """
+    """The node as operators see it. Its operations join the others, and `activity.run` has to be started."""
     config = settings.running
     files = [source for source in sources if isinstance(source, AgentsFile)]
     node = Node(
@@ -63,7 +61,7 @@ def build_admin(
         store_address=store_address,
         load_files=lambda: _load_files(files, environ, config),
         activity=Activity(metrics),
-        log=log,
+        log=NodeLog(log, processes, lambda: node.is_stopping),
         find_breaker=runtime_pool.find_breaker,
         probe_soon=health_monitor.probe_soon,
         reload_file=_make_reload(gateway, files),
@@ -72,7 +70,7 @@ def build_admin(
             *list_name_warnings(settings.running),
             *list_view_warnings(settings.running.views, gateway.registry.catalog.agents),
         ],
-        worker=worker,
+        processes=processes,
         secrets=[secret for secret in (config.auth.psk, psk) if secret],
     )
     gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))

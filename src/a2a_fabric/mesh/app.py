@@ -77,6 +77,8 @@ class _AgentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     site: str = ""
     trace_id: str = ""
     query: PromptResourceQuery | None = None
+    question: str = ""
+    arguments: dict[str, Any] = {}
 
 
 _question_decoder = msgspec.msgpack.Decoder(_AgentQuestion)
@@ -96,6 +98,7 @@ class PeerApp:
             "/metrics": self._render_metrics,
             "/agents": self._list_agents,
             "/trace": self._read_trace,
+            "/admin": self._answer_admin,
         }
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -194,6 +197,9 @@ class PeerApp:
 
     async def _render_metrics(self, exchange: _Exchange, question: _AgentQuestion) -> bytes:
         return await self._services.render_metrics()
+
+    async def _answer_admin(self, exchange: _Exchange, question: _AgentQuestion) -> Any:
+        return await self._services.answer_admin(question.question, question.arguments)
 
     async def _list_agents(self, exchange: _Exchange, question: _AgentQuestion) -> NodeListing:
         return self._services.list_agents(question.site)

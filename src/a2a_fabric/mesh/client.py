@@ -101,6 +101,11 @@ class PeerClient:
         """The agent offers something else now."""
         await self._ask("/changed", {"agent_id": agent_id}, type(None))
 
+    async def ask_admin(self, question: str, arguments: dict[str, Any]) -> Any:
+        """What that process of the node tells its operator (`admin/processes.py`)."""
+        answer: Any = await self._ask("/admin", {"question": question, "arguments": arguments}, Any)
+        return answer
+
     async def read_metrics(self) -> bytes:
         return await self._ask("/metrics", {}, bytes)
 

@@ -18,7 +18,7 @@ from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.relay import OWNER_MARK, RequestRelay, forward_answers
-from a2a_fabric.mesh.services import PeerServices
+from a2a_fabric.mesh.services import PeerServices, refuse_admin
 from a2a_fabric.mesh.settings import NODE_NAME, MeshSettings
 from a2a_fabric.mesh.workers import Workers
 from a2a_fabric.registry.registry import Registry
@@ -80,7 +80,8 @@ class Peers:
             wait_for_change=registry.changes.wait,
         )
         self.mesh.agents.on_status = on_status
-        await self.mesh.start(replace(services, list_agents=exports.list_for), exports)
+        own = replace(services, list_agents=exports.list_for, answer_admin=refuse_admin)
+        await self.mesh.start(own, exports)
 
     @property
     def sources(self) -> list[AgentSource]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.call import Call, Handler
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.spans import Span
@@ -18,13 +20,17 @@ async def _read_nothing(trace_id: str) -> Sequence[Span]:
     return ()
 
 
+async def refuse_admin(question: str, arguments: dict[str, Any]) -> Any:
+    raise BadInput("Only processes of the same node are told what its operator sees")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PeerServices:
     """What a node does for its peers.
 
     `load_runtime` raises FabricError. `call_agent` finds the handler of one agent. `route_call` routes a call that the
     peer has identified, authorized and counted; `call` is a call with all steps. `bind_call` gives a call the rules of
-    this process. `doors` serve requests of clients that a peer handed over.
+    this process. `doors` serve requests of clients that a peer handed over. `answer_admin` is for workers of this node.
     """
 
     find_agent: Callable[[str], Manifest | None]
@@ -38,4 +44,5 @@ class PeerServices:
     doors: ASGIApp
     body_limit: BodyLimit
     read_trace: Callable[[str], Awaitable[Sequence[Span]]] = _read_nothing
+    answer_admin: Callable[[str, dict[str, Any]], Awaitable[Any]] = refuse_admin
     list_agents: Callable[[str], NodeListing] = lambda site: NodeListing(agents=())  # for a node of this site

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.config import DEFAULT_NODE_ID, Config
 from a2a_fabric.core.agent import MESH_RUNTIME, Status
@@ -42,7 +42,12 @@ def find_peers(config: Config, workers: Workers | None, limits: NodeLimits) -> P
 
 
 def build_peer_services(
-    context: NodeContext, agents: AgentParts, runtimes: RuntimeParts, calls: CallParts, app: ASGIApp
+    context: NodeContext,
+    agents: AgentParts,
+    runtimes: RuntimeParts,
+    calls: CallParts,
+    app: ASGIApp,
+    answer_admin: Callable[[str, dict[str, Any]], Awaitable[Any]],
 ) -> PeerServices:
     """What the node does for its peers."""
 
@@ -61,6 +66,7 @@ def build_peer_services(
         doors=app,
         body_limit=context.limits.body,
         read_trace=read_trace,
+        answer_admin=answer_admin,
     )
 
 

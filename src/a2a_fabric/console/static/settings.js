@@ -41,5 +41,5 @@ export function Log({ query }) {
 
 function Line({ line }) {
   const summary = line.message || [line.operation || (line.target ? `${line.target}.${line.capability || ""}` : line.agent_id), line.status, line.duration_ms === undefined ? "" : `${line.duration_ms} ms`, line.error].filter(Boolean).map(text).join(" · ");
-  return html`<div class="log-line ${line.level}"><span class="mono faint">${clock(line.time, true)}</span><span class="log-level">${line.level}</span><b>${text(line.event)}</b><span class="cut">${summary}</span>${line.principal ? html`<span class="faint cut log-who">${text(line.principal)}</span>` : html`<span></span>`}${line.trace_id ? html`<${Link} class="mono faint" to=${`/calls/${part(line.trace_id)}`}>${text(line.trace_id).slice(0, 8)}<//>` : html`<span></span>`}</div>`;
+  return html`<div class="log-line ${line.level}"><span class="mono faint">${clock(line.time, true)}</span><span class="log-level">${line.level}</span><b>${text(line.event)}</b><span class="cut">${summary}${line.process ? html` <span class="faint">· ${text(line.process)}</span>` : null}</span>${line.principal ? html`<span class="faint cut log-who">${text(line.principal)}</span>` : html`<span></span>`}${line.trace_id ? html`<${Link} class="mono faint" to=${`/calls/${part(line.trace_id)}`}>${text(line.trace_id).slice(0, 8)}<//>` : html`<span></span>`}</div>`;
 }

@@ -1,0 +1,132 @@
+"""The processes of a node (`up --workers N`) as one: each of them answers for all.
+
+A question goes to all processes at once. One that does not answer in time is named in the reply; its part is left out,
+never guessed. A node that is one process asks only itself, and pays nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.core.tasks import cancel_and_wait
+
+_TIMEOUT = 2.0  # seconds for an answer
+_SEPARATOR, _INNER = ",", ":"
+_log = logging.getLogger(__name__)
+
+Question = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class OtherProcess(Protocol):
+    async def ask_admin(self, question: str, arguments: dict[str, Any]) -> Any:
+        """What `Processes.answer` of that process returns. Raises FabricError."""
+        ...
+
+
+class ProcessAnswers(NamedTuple):
+    by_name: dict[str, Any]  # this process first
+    missing: list[str]  # processes that did not answer
+
+
+class Processes:
+    """`name` is that of this process; None if the node is one process. `folder` is that of the workers' sockets."""
+
+    def __init__(
+        self, name: str | None = None, folder: str = "", others: Mapping[str, OtherProcess] | None = None
+    ) -> None:
+        self.name = name
+        self._own_name = name or ""
+        self._others = others or {}
+        self._questions: dict[str, Question] = {}
+        # The same in all processes, and another one after each start of the node.
+        self.start_id = hashlib.sha256(folder.encode()).hexdigest()[:8]
+
+    @property
+    def is_single(self) -> bool:
+        return not self._others
+
+    @property
+    def names(self) -> list[str]:
+        return [self._own_name, *self._others]
+
+    def add(self, name: str, question: Question) -> None:
+        """How this process answers a question."""
+        self._questions[name] = question
+
+    async def answer(self, question: str, arguments: dict[str, Any]) -> Any:
+        """For another process of this node. Raises FabricError."""
+        handler = self._questions.get(question)
+        if handler is None:
+            raise BadInput(f"This process does not know the question '{question[:64]}'")
+        return await handler(arguments)
+
+    async def ask(self, question: str, arguments: dict[str, Any] | None = None) -> ProcessAnswers:
+        """All processes, with the same arguments."""
+        return await self.ask_each(question, dict.fromkeys(self.names, arguments or {}))
+
+    async def ask_each(self, question: str, arguments: Mapping[str, dict[str, Any]]) -> ProcessAnswers:
+        """All processes, each with arguments of its own."""
+        own, *others = await asyncio.gather(
+            self.answer(question, arguments[self._own_name]),
+            *(self._ask_other(name, question, arguments[name]) for name in self._others),
+        )
+        answered = {name: answer for name, answer in zip(self._others, others, strict=True) if answer is not None}
+        missing = [name for name in self._others if name not in answered]
+        return ProcessAnswers({self._own_name: own, **answered}, missing)
+
+    async def wait_for_any(self, question: str, arguments: Mapping[str, dict[str, Any]], seconds: float) -> None:
+        """Until one process has answered with something; the others are asked no longer."""
+
+        async def ask(name: str) -> Any:
+            if name == self._own_name:
+                return await self.answer(question, arguments[name])
+            return await self._ask_other(name, question, arguments[name], seconds + _TIMEOUT)
+
+        pending = {asyncio.ensure_future(ask(name)) for name in self.names}
+        try:
+            async with asyncio.timeout(seconds):
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    if any(task.result() for task in done):
+                        return
+        except TimeoutError:
+            pass
+        finally:
+            await cancel_and_wait(*pending)
+
+    async def _ask_other(
+        self, name: str, question: str, arguments: dict[str, Any], timeout: float = _TIMEOUT
+    ) -> Any | None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._others[name].ask_admin(question, arguments)
+        except (FabricError, TimeoutError) as error:
+            _log.debug("process %s did not answer the question '%s': %s", name, question, error)
+            return None
+
+
+class LogPosition(NamedTuple):
+    """How far the log of one process was read; `start_id` is that of the process."""
+
+    start_id: str
+    position: int
+
+
+def format_positions(positions: Mapping[str, LogPosition]) -> str:
+    return _SEPARATOR.join(f"{name}{_INNER}{each.start_id}{_INNER}{each.position}" for name, each in positions.items())
+
+
+def parse_positions(text: str) -> dict[str, LogPosition]:
+    """Raises BadInput."""
+    positions: dict[str, LogPosition] = {}
+    for part in filter(None, text.split(_SEPARATOR)):
+        match part.split(_INNER):
+            case [name, start_id, position] if position.isascii() and position.isdecimal():
+                positions[name] = LogPosition(start_id, int(position))
+            case _:
+                raise BadInput("Invalid position. Start again without `after`", field="after")
+    return positions
