@@ -281,6 +281,29 @@ def test_cancelling_ends_a_running_job_and_changes_nothing_about_an_ended_one(no
     assert (followed.returncode, followed.stderr) == (1, "Error: The job was cancelled\n")
 
 
+def test_the_operator_sees_and_steers_the_jobs_of_other_callers(node: Node, gate: Path) -> None:
+    kim = json.loads(node.run("keys", "create", "kim", "--scope", "*", "--url", node.url, "--json").stdout)["key"]
+    with SyncFabricClient(node.url, kim) as fabric:
+        waiting = fabric.submit("desk", "gated", "one two", {"gate": str(gate)}).job_id
+        asking = fabric.submit("desk", "curious", "hi").job_id
+    as_operator = ("--as-operator", "--url", node.url)
+    until(lambda: in_process(node, "jobs", "show", asking, *as_operator)[1]["job"]["state"] == "input_required", "it")
+    assert in_process(node, "jobs", "show", waiting)[1]["error_code"] == "JOB_NOT_FOUND"
+    listed = in_process(node, "jobs", "list", *as_operator)[1]["jobs"]
+    assert {job["job_id"]: job["owner"] for job in listed}.items() >= {waiting: "psk:kim", asking: "psk:kim"}.items()
+    assert "kim" in printed(node, "jobs", "list", *as_operator)[1]
+    answered = in_process(node, "jobs", "answer", asking, "name=Ann", *as_operator)
+    assert (answered[0], answered[1]["job_id"]) == (0, asking)
+    until(lambda: in_process(node, "jobs", "show", asking, *as_operator)[1]["result"], "the answer")
+    shown = in_process(node, "jobs", "show", asking, *as_operator)[1]
+    assert (shown["result"]["answer"], bool(shown["events"])) == ("hello Ann", True)
+    assert in_process(node, "jobs", "cancel", waiting, *as_operator)[0] == 0
+    again = in_process(node, "jobs", "retry", asking, *as_operator)[1]["job_id"]
+    assert in_process(node, "jobs", "show", again, *as_operator)[1]["job"]["owner"] == "psk:kim", "for the same caller"
+    refused = in_process(node, "jobs", "list", "--as-operator", "--url", node.url, "--token", kim)
+    assert (refused[0], refused[1]["error_code"]) == (1, "AUTH_DENIED")
+
+
 def test_of_several_jobs_a_misspelt_one_does_not_keep_the_others_from_being_cancelled(node: Node) -> None:
     waits = [in_process(node, "call", "desk", "gated", "x", "--async", "--run-at", "2h")[1]["job_id"] for _ in "ab"]
     ended = submit(node, "gated", "one")

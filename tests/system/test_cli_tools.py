@@ -70,6 +70,18 @@ def test_tools_are_disabled_and_enabled_while_the_node_runs(node: Node) -> None:
     assert "nearest: github" in unknown.stderr
 
 
+def test_an_agent_is_switched_off_and_on_through_the_node(node: Node) -> None:
+    assert "github is switched off in" in node.run("agents", "disable", "github").stdout
+    assert "enabled: false" in (node.folder / "agents.yaml").read_text()
+    assert [each["agent_id"] for each in node.json("agents")["agents"]] == ["last"]
+    back = node.json("agents", "enable", "github")
+    assert (back["agent_id"], back["on"], back["file"]) == ("github", True, "agents.yaml")
+    assert "enabled: false" not in (node.folder / "agents.yaml").read_text()
+    assert len(node.json("agents")["agents"]) == 2, "the reply came after the change"
+    unknown = node.run("agents", "disable", "nobody")
+    assert (unknown.returncode, "is in no agents.yaml of this node" in unknown.stderr) == (1, True)
+
+
 def test_changes_of_a_tool_are_shown_and_approved(node: Node) -> None:
     assert "No tool has changed" in node.run("tools", "diff").stderr
     for command in ("diff", "approve"):

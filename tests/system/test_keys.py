@@ -41,6 +41,30 @@ def until_status(node: Node, key: str, expected: int) -> None:
     until(lambda: status(node, key) == expected, f"a reply of {expected}")
 
 
+def check_at_node(node: Node) -> None:
+    """The same over the admin API, from where neither the store nor its configuration is."""
+    elsewhere = node.home / "elsewhere"
+    elsewhere.mkdir()
+
+    def keys(*words: str) -> Any:
+        done = run("keys", *words, "--url", node.url, "--json", home=node.home, folder=elsewhere)
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    made = keys("create", "distant", "--scope", "agent:percy", "--for", "1d")
+    assert (made["state"], bool(made["expires_at"])) == ("active", True)
+    until_status(node, made["key"], 200)
+    rotated = keys("rotate", "distant", "--overlap", "1h")
+    until_status(node, rotated["key"], 200)
+    listed = [(each["name"], each["state"]) for each in keys("list")["keys"] if each["name"] == "distant"]
+    assert listed == [("distant", "ending"), ("distant", "active")]
+    assert node.json("keys", "list")["count"] == keys("list")["count"]
+    assert keys("revoke", "distant")["count"] == 2
+    assert "no usable key" in keys("revoke", "distant")["error"]
+    assert keys("list", "--token", made["key"])["error_code"] == "AUTH_INVALID"
+    assert [*elsewhere.iterdir()] == []
+
+
 @requirement("001-58")
 def test_keys_are_made_rotated_and_revoked_while_the_node_runs(tmp_path: Path) -> None:
     write(tmp_path)
@@ -65,6 +89,7 @@ def test_keys_are_made_rotated_and_revoked_while_the_node_runs(tmp_path: Path) -
             until_status(node, old["key"], 401)
         node.json("keys", "revoke", "reader")
         until_status(node, again["key"], 401)
+        check_at_node(node)
         assert status(node, early.stdout.strip()) == 200
         assert status(node, node.token) == 200
         for secret in (made["key"], rotated["key"], early.stdout.strip()):

@@ -6,32 +6,22 @@ and private metadata as any caller sees them, and neither the log nor what calle
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.admin.keys import (
-    check_key_lookalikes,
-    check_key_name,
-    check_key_scopes,
-    check_key_view,
-    make_new_key,
-    render_key,
-)
+from a2a_fabric.admin.keys import CallerKeys, KeyRequest
 from a2a_fabric.admin.log_lines import LineFilter
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.settings_view import list_settings
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Emit, Principal
-from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobState
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, ConsoleRole, check_console_role, find_console_role
 from a2a_fabric.core.result import Answer, Result
-from a2a_fabric.core.stores import call_store
-from a2a_fabric.identity.shared_keys import make_key
 from a2a_fabric.operations.agents import NoArguments
 from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation, OperationRequest, TracedArguments
 
@@ -110,6 +100,17 @@ class CreateKeyArguments(TracedArguments, frozen=True, kw_only=True):
     view: Annotated[str | None, Meta(description="A view beyond which its holder sees nothing.")] = None
     days: Annotated[
         Annotated[float, Meta(gt=0, le=36_500)] | None, Meta(description="How long it is valid; unset: until revoked.")
+    ] = None
+
+
+class RotateKeyArguments(TracedArguments, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(max_length=64, description="Whose key is replaced, with the same rights.")]
+    overlap_seconds: Annotated[
+        float, Meta(ge=0, le=31_536_000, description="How long the old key can still be used.")
+    ] = 86_400.0
+    days: Annotated[
+        Annotated[float, Meta(gt=0, le=36_500)] | None,
+        Meta(description="How long the new key is valid; unset: as long as the old one was."),
     ] = None
 
 
@@ -195,6 +196,8 @@ class AdminOperations:
             self._view("keys", "List the keys of callers; never their secrets.", NoArguments, self._list_keys),
             self._operate("key.create", "Make a key for a caller. It is shown only now.", CreateKeyArguments,
                           self._create_key),
+            self._operate("key.rotate", "Replace the key of a caller by a new one with the same rights. It is shown "
+                          "only now.", RotateKeyArguments, self._rotate_key),
             self._operate("key.revoke", "Revoke keys at once, on all nodes of the store.", RevokeKeyArguments,
                           self._revoke_key),
             self._view("views", "List the views, and what each includes.", NoArguments,
@@ -267,32 +270,34 @@ class AdminOperations:
             raise BadInput("answers: none given", field="answers")
         return await self._node.answer_job(arguments.job_id, arguments.answers)
 
+    @property
+    def _keys(self) -> CallerKeys:
+        return CallerKeys(self._node.keys, self._node.config)
+
     async def _list_keys(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
-        keys, now = await call_store(self._node.keys.list), time.time()
         configured = [
             {"name": key.id, "scopes": None if key.scopes is None else list(key.scopes), "trust": key.trust,
              "view": key.view, "state": "configured"}
             for key in self._node.config.auth.keys
         ]  # fmt: skip
-        return {"keys": [render_key(key, now) for key in keys], "configured": configured}
+        return {"keys": await self._keys.list_all(), "configured": configured}
 
     async def _create_key(self, arguments: CreateKeyArguments, reader: Principal) -> dict[str, Any]:
-        config = self._node.config
-        check_key_name(arguments.name, {key.id for key in config.auth.keys})
-        check_key_scopes(arguments.scopes)
-        check_key_view(arguments.view, [view.name for view in config.views])
-        secret = make_key()
-        lifetime = None if arguments.days is None else arguments.days * 86_400
-        new = make_new_key(arguments.name, secret, arguments.scopes, arguments.trust, arguments.view, lifetime)
-        check_key_lookalikes(arguments.name, config.auth.list_names(), await call_store(self._node.keys.list))
-        added = await call_store(self._node.keys.add, new)
-        return {"key": secret, **render_key(added, added.created_at)}
+        return await self._keys.create(
+            KeyRequest(
+                name=arguments.name,
+                scopes=arguments.scopes,
+                trust=arguments.trust,
+                view=arguments.view,
+                lifetime=_days_to_seconds(arguments.days),
+            )
+        )
+
+    async def _rotate_key(self, arguments: RotateKeyArguments, reader: Principal) -> dict[str, Any]:
+        return await self._keys.rotate(arguments.name, arguments.overlap_seconds, _days_to_seconds(arguments.days))
 
     async def _revoke_key(self, arguments: RevokeKeyArguments, reader: Principal) -> dict[str, Any]:
-        revoked, now = await call_store(self._node.keys.revoke, arguments.name), time.time()
-        if not revoked:
-            raise Conflict(f"There is no usable key '{arguments.name}'. It may have been revoked already")
-        return {"revoked": [render_key(key, now) for key in revoked]}
+        return {"revoked": await self._keys.revoke(arguments.name)}
 
     async def _settings(self, arguments: NoArguments, reader: Principal) -> dict[str, Any]:
         rows = list_settings(self._node.config, self._node.secrets)
@@ -301,6 +306,10 @@ class AdminOperations:
     async def _log(self, arguments: LogArguments, reader: Principal) -> dict[str, Any]:
         page = await self._node.log.read(arguments.after, arguments.last, arguments.filter, arguments.wait_ms / 1000)
         return {"node": page.node, "next": page.next, "lines": page.lines, "missing": page.missing}
+
+
+def _days_to_seconds(days: float | None) -> float | None:
+    return None if days is None else days * 86_400
 
 
 def _make_reader(principal: Principal) -> Principal:

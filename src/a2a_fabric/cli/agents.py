@@ -69,6 +69,33 @@ def _build_agent_row(agent: dict[str, Any], wide: bool) -> tuple[str, ...]:
     return agent["agent_id"], agent["status"], agent["runtime"] or "", names, description
 
 
+def enable_agent(agent: AgentId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Switch an agent on that was switched off.
+
+    Example: a2a-fabric agents enable percy
+    """
+    _switch(agent, url, token, on=True, as_json=as_json)
+
+
+def disable_agent(agent: AgentId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Switch an agent off: it is neither listed nor called.
+
+    The node writes it into the agents.yaml that declares the agent. Needs the node's own key, or an operator's.
+
+    Example: a2a-fabric agents disable percy
+    """
+    _switch(agent, url, token, on=False, as_json=as_json)
+
+
+def _switch(agent: str, url: str | None, token: str | None, *, on: bool, as_json: bool) -> None:
+    client = connect(url, token)
+    done = run_request(client, lambda node: node.administer("agent.switch", agent_id=agent, on=on), as_json=as_json)
+    if as_json:
+        print_json({"agent_id": agent, "on": done["on"], "file": done["path"]})
+    else:
+        print_line(f"{agent} is switched {'on' if on else 'off'} in {done['path']}")
+
+
 def search_agents(
     words: Annotated[
         list[str] | None, typer.Argument(help="The task in words. Without words, all agents that match the filters.")

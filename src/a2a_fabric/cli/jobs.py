@@ -31,6 +31,10 @@ from a2a_fabric.client.wire import StreamEvent
 from a2a_fabric.core.errors import BadInput, JobNotFound, suggest_nearest
 from a2a_fabric.core.job import JOB_STATES
 
+AsOperator = Annotated[
+    bool, typer.Option("--as-operator", help="Jobs of all callers. Needs the node's own key, or an operator's.")
+]
+
 
 def check_states(states: list[str] | None) -> list[str] | None:
     """Raises BadParameter."""
@@ -55,6 +59,7 @@ def list_jobs(
         str | None, typer.Option(metavar="AGENT", help="Only jobs of this agent.", autocompletion=complete_agent_ids)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
+    as_operator: AsOperator = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -63,17 +68,41 @@ def list_jobs(
 
     Example: a2a-fabric jobs list --state running
     """
-    jobs = run_request(connect(url, token), lambda node: node.jobs(state, agent, limit), as_json=as_json)
+
+    async def request(node: FabricClient) -> list[dict[str, Any]]:
+        if as_operator:
+            return await _list_all_callers(node, state, agent, limit)
+        return await node.jobs(state, agent, limit)
+
+    jobs = run_request(connect(url, token), request, as_json=as_json)
     if as_json:
         print_json({"jobs": jobs, "count": len(jobs)})
     elif jobs:
-        print_table(("job", "state", "agent", "capability", "age"), map(_build_job_row, jobs))
+        callers = [(job["owner"],) if as_operator else () for job in jobs]
+        columns = ("job", "state", "agent", "capability", "age", *(("caller",) if as_operator else ()))
+        print_table(columns, [(*_build_job_row(job), *caller) for job, caller in zip(jobs, callers, strict=True)])
         if len(jobs) == limit:
             remark(f"These are the newest {limit} jobs; see more with --limit.")
     elif state or agent:
         remark(f"No job matches. List all of them with: {NAME} jobs")
     else:
         remark(f"There are no jobs yet. Start one with: {NAME} call AGENT CAPABILITY TASK --async")
+
+
+async def _list_all_callers(
+    node: FabricClient, states: list[str] | None, agent: str | None, limit: int
+) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while len(jobs) < limit:
+        page = await node.administer(
+            "jobs", states=states or (), agent_id=agent, cursor=cursor, limit=min(500, limit - len(jobs))
+        )
+        jobs += page["jobs"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    return jobs
 
 
 def _build_job_row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -97,6 +126,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
 def show_job(
     job: JobId,
     last: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N events of its log.")] = 1000,
+    as_operator: AsOperator = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -107,7 +137,7 @@ def show_job(
     """
 
     async def request(node: FabricClient) -> JobDetails:
-        return await _read_details(node.job(job), last)
+        return await (_read_any_details(node, job, last) if as_operator else _read_details(node.job(job), last))
 
     details = run_request(connect(url, token), request, as_json=as_json)
     if as_json:
@@ -133,6 +163,22 @@ async def _read_details(job: JobHandle, last: int) -> JobDetails:
     ]
     result = (await job.result()).data if view["state"] == "completed" else None
     return JobDetails(job=view, events=events, result=result)
+
+
+async def _read_any_details(node: FabricClient, job_id: str, last: int) -> JobDetails:
+    """As `_read_details`, for the job of any caller."""
+    view = (await node.administer("job", job_id=job_id))["job"]
+    result = view.pop("result", None)
+    upto = int(view["events"])
+    events: list[dict[str, Any]] = []
+    after = max(0, upto - last)
+    while after < upto:
+        page = await node.administer("job", job_id=job_id, after=after)
+        events += page["events"]
+        if not page["events"]:
+            break
+        after = page["events"][-1]["number"]
+    return JobDetails(job=view, events=events, result=None if result is None else result["data"])
 
 
 async def _read_log(job: JobHandle, after: int, upto: int) -> AsyncGenerator[StreamEvent]:
@@ -205,6 +251,7 @@ def answer_job(
         typer.Argument(metavar="KEY=VALUE", help="The answer to each question; VALUE is JSON or text."),
     ] = None,
     decline: Annotated[bool, typer.Option("--decline", help="Decline to answer; the agent may go on without.")] = False,
+    as_operator: AsOperator = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -220,6 +267,9 @@ def answer_job(
         raise typer.BadParameter("use either KEY=VALUE or --decline", param_hint="KEY=VALUE")
 
     async def request(node: FabricClient) -> dict[str, Any]:
+        if as_operator:
+            view = (await node.administer("job", job_id=job))["job"]
+            return await node.administer("job.answer", job_id=job, answers=_build_answers(view, values))
         handle = node.job(job)
         return await handle.answer(_build_answers(await handle.status(), values))
 
@@ -248,6 +298,7 @@ def _build_answers(job: dict[str, Any], values: dict[str, Any]) -> dict[str, Any
 
 def cancel_jobs(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="The jobs' ids.", autocompletion=complete_job_ids)],
+    as_operator: AsOperator = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -265,7 +316,9 @@ def cancel_jobs(
         cancelled = []
         for job in jobs:
             try:
-                cancelled.append(await node.job(job).cancel())
+                cancelled.append(
+                    await (node.administer("job.cancel", job_id=job) if as_operator else node.job(job).cancel())
+                )
             except JobNotFound as error:  # the other jobs are still cancelled
                 missing.append(error)
         if missing and not cancelled:
@@ -293,7 +346,9 @@ def _print_cancelled(cancelled: list[dict[str, Any]], missing: list[JobNotFound]
         remark(f"Error: {error.message}")
 
 
-def retry_job(job: JobId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+def retry_job(
+    job: JobId, as_operator: AsOperator = False, as_json: Json = False, url: Url = None, token: Token = None
+) -> None:
     """Run the call of an ended job again, as a new job.
 
     Prints the new job's id. The old job stays as it is.
@@ -302,6 +357,8 @@ def retry_job(job: JobId, as_json: Json = False, url: Url = None, token: Token =
     """
 
     async def request(node: FabricClient) -> dict[str, Any]:
+        if as_operator:
+            return await node.administer("job.retry", job_id=job)
         return await (await node.job(job).retry()).status()
 
     new_job = run_request(connect(url, token), request, as_json=as_json)

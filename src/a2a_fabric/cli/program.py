@@ -106,7 +106,7 @@ class JobCommands(CommandGroup):
 
 
 class AgentCommands(CommandGroup):
-    """List the agents of a node; make and check folders.
+    """List the agents of a node, switch them on and off; make and check folders.
 
     Example: a2a-fabric agents --capability summarize
     """
@@ -114,6 +114,8 @@ class AgentCommands(CommandGroup):
     default = "list"
     rows: ClassVar = {
         "list": CommandRow("agents", "List the agents of a node.", "list_agents"),
+        "enable": CommandRow("agents", "Switch an agent on that was switched off.", "enable_agent"),
+        "disable": CommandRow("agents", "Switch an agent off: it is neither listed nor called.", "disable_agent"),
         "lint": CommandRow("federation", "Check cards, folders and registries.", "lint_agents"),
         "new": CommandRow("federation", "Make the folder of a new agent.", "new_agent"),
         "add": CommandRow("federation", "Enter an agent into a registry.", "add_agent"),
@@ -195,7 +197,7 @@ class KeyCommands(CommandGroup):
     """Make, list, rotate and revoke keys of callers.
 
     The store keeps their hashes. These commands open it themselves: they need no node, and a running node notices at
-    once.
+    once. With --url they ask the node instead.
 
     Example: a2a-fabric keys create reader --scope agent:percy
     """
