@@ -212,6 +212,9 @@ def test_a_new_folder_passes_the_check_and_is_not_written_twice(
     command("agents", "new", "my-agent", "--type", kind)
     report = command("agents", "lint", "agents", "--strict")
     assert (report["agents"], report["findings"]) == (1, [])
+    assert command("agents", "lint", ".", "--strict")["agents"] == 1
+    (tmp_path / "empty").mkdir()
+    assert "there is no agent here" in list_messages(command("agents", "lint", "empty", code=1), "error")
     again = command("agents", "new", "my-agent", "--type", kind, code=1)
     assert "there is such a folder already" in again["error"]
     wrong = command("agents", "new", "My Agent", code=1)

@@ -24,13 +24,9 @@ from a2a_fabric.core.federation import (
     Provider,
     RelativePath,
 )
+from a2a_fabric.federation.json_file import NAME_PATTERN, SKILL_PATTERN, VERSION_PATTERN
 
 CARD_FILE = "agent.json"
-NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
-VERSION_PATTERN = (
-    r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$"
-)
-SKILL_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 
 CLAUDE_TYPE: Final = "claude-subprocess"
 InvocationType = Literal[

@@ -6,15 +6,38 @@ drop one."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.importing import jsonc
 from a2a_fabric.yamlfile import YAMLFile, YamlPath, pause_gc
 
+T = TypeVar("T")
+
 MAX_CARD_BYTES = 1024 * 1024
 MAX_REGISTRY_BYTES = 64 * 1024 * 1024
+
+
+# What is expected, in words, by the regular expression of a field.
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
+VERSION_PATTERN = (
+    r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$"
+)
+SKILL_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"
+COMMIT_PATTERN = "^[0-9a-f]{40}$"
+URL_PATTERN = "^https?://"
+_EXPECTED = {
+    NAME_PATTERN: "a name of lowercase letters, digits, . _ and -, without spaces",
+    VERSION_PATTERN: "MAJOR.MINOR.PATCH, such as 1.0.0",
+    SKILL_PATTERN: "kebab case, such as parse-recipe",
+    REF_PATTERN: "the name of a branch or a tag",
+    COMMIT_PATTERN: "a whole commit: 40 hexadecimal digits",
+    URL_PATTERN: "a URL with http or https",
+}
+_MATCHING = re.compile(r"Expected `str` matching regex ('.*')")
 
 
 class _DuplicateName(ValueError):
@@ -61,8 +84,20 @@ class JSONFile(YAMLFile):
         except UnicodeDecodeError as exc:
             raise ConfigError(f"{name}: not valid JSON: it is not UTF-8") from exc
 
+    def decode(self, kind: type[T], value: Any = None, location: YamlPath = ()) -> T:
+        """As of any file; what a text has to look like is said in words."""
+        try:
+            return super().decode(kind, value, location)
+        except ConfigError as exc:
+            raise ConfigError(_MATCHING.sub(_describe_pattern, exc.message)) from exc
+
     def find_line(self, location: YamlPath) -> int:
         return self.text.count("\n", 0, jsonc.find_offset(self.text, location)) + 1
+
+
+def _describe_pattern(match: re.Match[str]) -> str:
+    words = next((words for pattern, words in _EXPECTED.items() if repr(pattern) == match[1]), None)
+    return match[0] if words is None else f"expected {words}"
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

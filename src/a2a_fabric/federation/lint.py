@@ -18,6 +18,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import CARD_FILE, CLAUDE_TYPE, Card, build_capabilities, manifest_from_card
 from a2a_fabric.federation.folders import (
+    INSTRUCTIONS_FILE,
     MCP_FILE,
     AgentFolder,
     decode_card,
@@ -41,6 +42,8 @@ from a2a_fabric.schemas.manifest_check import find_unbounded_schemas
 from a2a_fabric.yamlfile import YamlPath
 
 Level = Literal["error", "warning"]
+
+_AGENTS_FOLDER = "agents"  # of a folder without a registry, as `agents new` makes it
 
 _VAGUE_SIGNALS = frozenset(
     [
@@ -224,10 +227,16 @@ def _list_folders(path: Path, notes: _Notes) -> list[Path]:
         return [path]
     folders = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.name.startswith(".")]
     with_cards = [each for each in folders if (each / CARD_FILE).exists()]
+    if not with_cards and (path / _AGENTS_FOLDER).is_dir():
+        return _list_folders(path / _AGENTS_FOLDER, notes)
+    if not with_cards and not (path / INSTRUCTIONS_FILE).exists():
+        message = f"there is no agent here: neither {CARD_FILE} nor {REGISTRY_FILE}, nor a folder with one"
+        notes.findings.append(LintFinding(level="error", place=str(path), field="", message=message))
+        return []
     if not with_cards:
         return [path]
     for each in folders:
-        if each not in with_cards and (each / "CLAUDE.md").exists():
+        if each not in with_cards and (each / INSTRUCTIONS_FILE).exists():
             message = f"the folder has no {CARD_FILE}, which every agent must have"
             notes.findings.append(LintFinding(level="error", place=str(each), field="", message=message))
     return with_cards
@@ -463,7 +472,7 @@ def _lint_git(file: JSONFile, name: str, location: GitLocation, notes: _Notes) -
 def _lint_unlisted(root: Path, folders: Iterable[Path], file: JSONFile, notes: _Notes) -> None:
     """Agents of the folder `agents` that the registry forgot."""
     listed = {each.resolve() for each in folders}
-    agents = root / "agents"
+    agents = root / _AGENTS_FOLDER
     for path in sorted(agents.iterdir()) if agents.is_dir() else ():
         if (path / CARD_FILE).is_file() and path.resolve() not in listed:
             notes.add("warning", file, ("agents",), f"'{path}' has a card and is not in the registry")

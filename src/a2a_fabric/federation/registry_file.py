@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Audience, Manifest, normalize_name
 from a2a_fabric.core.federation import Dependencies, McpDependency, Phrase, RelativePath, WordRouting
-from a2a_fabric.federation.card import NAME_PATTERN, SKILL_PATTERN, Skill, build_capabilities
+from a2a_fabric.federation.card import Skill, build_capabilities
+from a2a_fabric.federation.json_file import COMMIT_PATTERN, NAME_PATTERN, REF_PATTERN, SKILL_PATTERN, URL_PATTERN
 
 REGISTRY_FILE = "registry.json"
 REFERENCE_FILE = "reference/agent-registry.json"  # where many repositories have it
@@ -23,7 +24,7 @@ CURRENT_VERSION = "3.0"
 DEFAULT_AGENTS_FOLDER = "./agents"
 
 AgentName = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=128)]
-RefName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$", max_length=255)]
+RefName = Annotated[str, Meta(pattern=REF_PATTERN, max_length=255)]
 PullPolicy = Literal["never", "daily", "always"]
 
 
@@ -54,7 +55,7 @@ class GitLocation(
     branch: Annotated[RefName | None, Meta(description="Branch. Unset: the default one.")] = None
     tag: Annotated[RefName | None, Meta(description="Tag, instead of a branch.")] = None
     commit: Annotated[
-        Annotated[str, Meta(pattern="^[0-9a-f]{40}$")] | None,
+        Annotated[str, Meta(pattern=COMMIT_PATTERN)] | None,
         Meta(description="Commit, in full; then the code never changes."),
     ] = None
     path: Annotated[RelativePath | None, Meta(description="The agent's folder in the repository. Unset: its top.")] = (
@@ -80,7 +81,7 @@ class RemoteLocation(
 ):
     """An agent elsewhere, reached by address."""
 
-    url: Annotated[str, Meta(pattern="^https?://", max_length=2048, description="Address of the card or the agent.")]
+    url: Annotated[str, Meta(pattern=URL_PATTERN, max_length=2048, description="Address of the card or the agent.")]
     kind: Annotated[
         Literal["card", "agent", "node"],
         Meta(

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Literal
 
-from a2a_fabric.federation.card import NAME_PATTERN
+from a2a_fabric.federation.json_file import NAME_PATTERN
 
 AgentType = Literal["claude", "http", "grpc", "python"]
 HTTP_PORT, GRPC_PORT = 9001, 9002
