@@ -41,7 +41,7 @@ from a2a_fabric.identity.token_verifiers import (
 from a2a_fabric.testing import FakeClock
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import Authority, authority
-from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, running
+from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -480,6 +480,10 @@ async def is_refused(call: Awaitable[Any]) -> bool:
         return True
 
 
+async def is_logged(node: Node, trace_id: str) -> bool:
+    return any(trace_id in line and "AUTH_INVALID" in line for line in node.log.getvalue().splitlines())
+
+
 def in_metadata(kind: str, **more: Any) -> dict[str, Any]:
     """The credentials of one message, as its metadata has them."""
     if kind == "passport":
@@ -531,7 +535,11 @@ class TestMessagesWithCredentials:
             answer = await ask("tools/call", **call)  # it counted for that message only
             assert answer["result"]["structuredContent"]["auth"]["principal_id"] == "reader"
             answer = await ask("tools/call", **call, _meta={PASSPORT_META_KEY: "{}"})
-            assert answer["error"]["data"]["error_code"] == "AUTH_INVALID"
+            refusal = answer["error"]["data"]
+            assert refusal["error"]["code"] == "AUTH_INVALID"
+            await eventually(lambda: is_logged(node, refusal["trace"]["trace_id"]))
+            answer = await ask("tools/call", **call, _meta={MANDATE_META_KEY: {}})
+            assert "a mandate is a text" in answer["error"]["message"]
 
     @pytest.mark.parametrize("place", ["message", "request"])
     async def test_a2a_metadata(self, node: Node, kind: str, place: str) -> None:

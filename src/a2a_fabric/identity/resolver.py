@@ -229,7 +229,7 @@ class Resolver:
         return principal
 
     async def _find_holder(self, kind: AuthMode, text: Any) -> Principal:
-        if isinstance(text, dict):
+        if kind == "passport" and isinstance(text, dict):
             text = msgspec.json.encode(text).decode()
         if not isinstance(text, str):
             raise AuthInvalid("A passport in metadata is an object or a text, a mandate is a text")

@@ -318,7 +318,7 @@ class JWTVerifier:
         except jwt.ExpiredSignatureError as exc:
             raise AuthExpired("The token has expired") from exc
         except jwt.ImmatureSignatureError as exc:
-            raise AuthInvalid("The token is not valid yet (`nbf`, `iat`)") from exc
+            raise AuthInvalid("The token is not valid yet (`nbf`, `iat`). Compare the clocks") from exc
         except jwt.MissingRequiredClaimError as exc:
             raise AuthInvalid(f"The token lacks `{exc.claim}`") from exc
         except (jwt.PyJWTError, ValueError, OverflowError) as exc:

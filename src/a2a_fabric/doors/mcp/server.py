@@ -39,6 +39,7 @@ from a2a_fabric.doors.mcp.event_log import ResumableSessionManager, adopted_even
 from a2a_fabric.doors.mcp.light_sessions import MAX_BODY, LightSession, SavedLog
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
 from a2a_fabric.doors.mcp.request import McpCallerDisconnected, McpRequestContext, is_stateless_request
+from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.sdk_request import (
     REQUEST_CONTEXT_KEY,
     SdkContext,
@@ -191,11 +192,15 @@ class McpHandlers:
         credentials: list[Any] = [each for each in given if each[1] is not None]
         if not credentials:
             return await call_next(ctx)
-        own_context = copy(get_request_context(ctx))
+        own_context, started = copy(get_request_context(ctx)), time.perf_counter()
+        sender = own_context.principal
         try:
-            own_context.principal = await self._context.add_credentials(own_context.principal, credentials)
+            own_context.principal = await self._context.add_credentials(sender, credentials)
         except FabricError as error:
-            raise MCPError(types.INVALID_REQUEST, error.message, {"error_code": error.code}) from error
+            await self._context.failed_attempts.delay(error, sender.principal_id or "")
+            trace, seconds = own_context.trace_from_meta(meta), time.perf_counter() - started
+            self._context.log(trace, ctx.method, code=error.code, message=error.message, seconds=seconds, status=400)
+            raise MCPError(types.INVALID_REQUEST, error.message, to_error_body(error, trace)) from error
         token = delegated_context.set(own_context)
         try:
             return await call_next(ctx)
