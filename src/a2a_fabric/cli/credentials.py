@@ -33,12 +33,14 @@ from a2a_fabric.identity.mandates import (
     split_mandate,
     verify_mandate,
 )
-from a2a_fabric.identity.passports import check_passport, decode_passport, issue_passport
+from a2a_fabric.identity.passports import check_passport, decode_passport, is_passport, issue_passport
 from a2a_fabric.identity.revocations import add_revocation, parse_revocations, read_list
 from a2a_fabric.identity.signing import create_key_file, parse_public_keys, read_key_file
 
 _DAY = "1d"
 _MAX_TEXT_BYTES = 64 * 1024
+_MAX_ID_LENGTH = 256
+_TEXT_STARTS = ("{", "eyJ")  # how JSON, and base64url of JSON, begin
 
 KeyFileOption = Annotated[Path, typer.Option("--key", metavar="FILE", help="The private key that signs.")]
 PublicKeysOption = Annotated[
@@ -150,7 +152,7 @@ def verify_one_passport(
 
 
 def revoke_credential(
-    credential_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the passport or mandate.")],
+    credential: Annotated[str, typer.Argument(metavar="ID|FILE", help="The id of the credential, or its file.")],
     revoked: Annotated[
         Path, typer.Option("--list", metavar="FILE", help="The revocation list; created if there is none.")
     ] = Path("revoked.json"),
@@ -160,6 +162,7 @@ def revoke_credential(
 
     Example: a2a-fabric passport revoke bot-7 --list revoked.json --reason "lost laptop"
     """
+    credential_id = _find_id(credential)
     is_new = add_revocation(revoked, credential_id, reason)
     print_line(f"{revoked}: '{credential_id}' {'is revoked now' if is_new else 'was revoked before'}")
 
@@ -217,12 +220,21 @@ def narrow_one_mandate(
         Path | None,
         typer.Option("--delegate-key", metavar="FILE", help="The delegate's public key: it may then pass it on."),
     ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", min=0, max=MAX_LINKS - 1, help="How often it may be passed on; less often than before."
+        ),
+    ] = None,
+    audience: Audience = None,
 ) -> None:
     """Pass a mandate on to the next delegate, with less than it allows. It needs the holder's key, and no node.
 
     Example: a2a-fabric mandate narrow mandate.txt worker --key planner.key --cap summarize --for 10m
     """
     seconds = None if valid_for is None else parse_duration(valid_for, "--for")
+    if depth and delegate_key is None:
+        raise BadInput("--depth needs --delegate-key: only the holder of a key can pass a mandate on")
     with _judging():
         narrowed = narrow_mandate(
             _read_text(mandate),
@@ -233,7 +245,12 @@ def narrow_one_mandate(
             capabilities=cap,
             seconds=seconds,
             delegate_key=_read_delegate_key(delegate_key),
+            depth=depth,
+            audience=audience,
         )
+        parent, link = map(decode_link, split_mandate(narrowed)[-2:])
+    if seconds is not None and link.exp == parent.exp:
+        remark(f"It expires with the mandate before it, {format_age(link.exp)}: no mandate outlives that one.")
     print_line(narrowed)
 
 
@@ -274,7 +291,9 @@ def inspect_mandate(mandate: Credential, as_json: Json = False) -> None:
     fields: list[tuple[str, Any]] = [("acts for", links[0].prn)]
     for link in links:
         allowed = " ".join((*link.scp, *(f"cap:{name}" for name in link.cap or ()))) or "nothing"
-        fields.append((link.sub, f"{allowed}; expires {format_age(link.exp)}; {link.mnd}"))
+        passed_on = f"; may be passed on {link.dep}×" if link.dep and link.cnf is not None else ""
+        only_at = f"; only at {' '.join(link.audiences)}" if link.audiences is not None else ""
+        fields.append((link.sub, f"{allowed}; expires {format_age(link.exp)}{passed_on}{only_at}; {link.mnd}"))
     print_fields(fields)
     remark(f"The signatures were not checked. Check them with: {NAME} mandate verify --keys FILE")
 
@@ -302,6 +321,20 @@ def verify_one_mandate(
         print_line(f"Valid: {' → '.join(verified.delegates)} acts for {verified.principal_id}")
 
 
+def _find_id(value: str) -> str:
+    """The id of the credential in a file, or that was given as text; else the value is the id. Raises BadInput."""
+    if not value.lstrip().startswith(_TEXT_STARTS):
+        if not value.strip() or len(value) > _MAX_ID_LENGTH:
+            raise BadInput("Name the passport or mandate by its id, which `inspect` shows, or by its file")
+        if not Path(value).is_file():
+            return value
+    with _judging():
+        text = _read_text(value)
+        if is_passport(text):
+            return decode_passport(text)[0].agent_passport_id
+        return decode_link(split_mandate(text)[-1]).mnd
+
+
 @contextmanager
 def _judging() -> Iterator[None]:
     """The credentials are what a command is about, not what it needs, so an error gives no advice about keys."""
@@ -325,7 +358,7 @@ def _read_text(value: str) -> str:
     try:
         if value == "-":
             return sys.stdin.read(_MAX_TEXT_BYTES).strip()
-        if not value.lstrip().startswith(("{", "eyJ")):  # how JSON, and base64url of JSON, begin
+        if not value.lstrip().startswith(_TEXT_STARTS):
             return Path(value).read_text()[:_MAX_TEXT_BYTES].strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{value[:200]}: cannot be read: {exc}"[:400]) from exc
