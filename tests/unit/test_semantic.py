@@ -132,14 +132,17 @@ async def test_a_node_asks_the_model_after_the_words_and_without_it_answers_as_b
             "endpoint": {"uri": "http://127.0.0.1:9/"},
             "description": each.description,
             "signals": list(each.signals),
-            "capabilities": [{"name": "work", "side_effects": "none"}],
+            "capabilities": [
+                {"name": name, "side_effects": "writes" if name == "hot" else "none"}
+                for name in ("work", each.description, "hot")
+            ],
         }
         for each in KITCHEN
     ]
     config = {"federation": {"semantic": {"model": "model", "min_score": 0.5}}}
     async with running(manifests=manifests, config=config, base=tmp_path) as node:
         found = (await node.operation("fabric.route", {"text": "broth"}))["result"]
-        assert found["agent_id"] == "cook"
+        assert (found["agent_id"], found["capability"]) == ("cook", "soup")
         assert found["reason"] == (
             "'cook' answers, because what its card says is the nearest to the request by meaning."
         )

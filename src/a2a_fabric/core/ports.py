@@ -124,10 +124,14 @@ class RoutesByWords(Protocol):
 
 
 class MeaningHit(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that is the nearest to a request by meaning; `score` is between 0 and 1."""
+    """The agent that is the nearest to a request by meaning; `score` is between 0 and 1.
+
+    `capability` is the nearest of its capabilities; None if the agent has none.
+    """
 
     manifest: Manifest
     score: float
+    capability: str | None = None
 
 
 class MeaningMatcher(Protocol):

@@ -17,12 +17,12 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Attachment, Call, Emit, Input, Principal, ResponseForm, Target, owner_from_principal
-from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_capability
+from a2a_fabric.core.capability_choice import AgentChoice, choose_unnamed_capability, may_change_something
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.message import Message
 from a2a_fabric.core.policy import is_limited, list_visible_tiers
-from a2a_fabric.core.ports import MeaningMatcher
+from a2a_fabric.core.ports import MeaningHit, MeaningMatcher
 from a2a_fabric.core.propagation import WireChain, pick_longer_chain
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.core.routing import may_answer_unnamed
@@ -254,9 +254,19 @@ class RequestRouting:
         )
         if hit is None:
             return None
-        route = self.route_to(hit.manifest, text, "what its card says is the nearest to the request by meaning")
+        manifest = self._narrow_to_meant(hit)
+        route = self.route_to(manifest, text, "what its card says is the nearest to the request by meaning")
         best = msgspec.structs.replace(route.candidates[0], score=round(100 * hit.score))
         return msgspec.structs.replace(route, candidates=(best,))
+
+    def _narrow_to_meant(self, hit: MeaningHit) -> Manifest:
+        """The agent with the capability that is meant alone, unless that one may change something."""
+        meant = None if hit.capability is None else hit.manifest.find_capability(hit.capability)
+        has_default = any(each.default for each in hit.manifest.capabilities)
+        is_learnt = self._is_learnt(hit.manifest.agent_id)
+        if meant is None or has_default or may_change_something(meant, is_learnt=is_learnt):
+            return hit.manifest
+        return msgspec.structs.replace(hit.manifest, capabilities=(meant,))
 
     async def _find_nearest(self, principal: Principal, text: str) -> list[SearchHit]:
         tiers = tuple(list_visible_tiers(principal))

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import MeaningHit, load_module
 from a2a_fabric.core.tasks import cancel_and_wait
@@ -136,14 +136,25 @@ class SemanticMatcher:
         return self._encoder.encode(sentences)
 
     def _rank(self, table: _PhraseTable, text: str, may_answer: Callable[[Manifest], bool]) -> MeaningHit | None:
-        ranked = table.rank(self._encode([text[:_MAX_CHARACTERS]])[0])
+        vector = self._encode([text[:_MAX_CHARACTERS]])[0]
+        ranked = table.rank(vector)
         candidates = list(islice((each for each in ranked if may_answer(each[1])), 2))
         if not candidates:
             return None
         best, manifest = candidates[0]
         second = candidates[1][0] if len(candidates) > 1 else 0.0
         is_clear = best >= self._settings.min_score and best - second >= self._settings.margin
-        return MeaningHit(manifest=manifest, score=round(best, 3)) if is_clear else None
+        if not is_clear:
+            return None
+        return MeaningHit(manifest=manifest, score=round(best, 3), capability=self._find_capability(manifest, vector))
+
+    def _find_capability(self, manifest: Manifest, vector: Any) -> str | None:
+        """The capability with the nearest phrase; the first of equal ones."""
+        nearness: dict[str, float] = {}
+        for each in manifest.capabilities:
+            known = [self._vectors[phrase] for phrase in _iter_own_phrases(each) if phrase in self._vectors]
+            nearness[each.name] = max((float(own @ vector) for own in known), default=0.0)
+        return max(nearness, key=nearness.__getitem__, default=None)
 
 
 class _PhraseTable:
@@ -175,9 +186,14 @@ def _iter_phrases(manifest: Manifest) -> Iterator[str]:
     yield manifest.description[:_MAX_CHARACTERS]
     yield manifest.role
     for capability in manifest.capabilities:
-        yield capability.name.replace("-", " ").replace("_", " ")
-        yield capability.description[:_MAX_CHARACTERS]
+        yield from islice(_iter_own_phrases(capability), 2)
     triggers = [list(each.triggers) for each in manifest.capabilities]
     for index in range(max(map(len, triggers), default=0)):
         yield from (each[index] for each in triggers if index < len(each))
     yield from manifest.signals
+
+
+def _iter_own_phrases(capability: Capability) -> Iterator[str]:
+    yield capability.name.replace("-", " ").replace("_", " ")
+    yield capability.description[:_MAX_CHARACTERS]
+    yield from capability.triggers

@@ -19,6 +19,7 @@ from tests.conformance.clients.place import expect
 from tests.conformance.model_apis.messages import MessagesAPI
 from tests.conformance.model_apis.move import Asked, Move
 from tests.conformance.model_stub import ModelStub, error, serving
+from tests.fixtures.mcp_servers.serving import serving as serving_mcp
 from tests.fixtures.node import Node, running
 
 AGENT = "basil"
@@ -221,6 +222,25 @@ async def is_what_its_card_says(kitchen: Kitchen) -> None:
             expect(("no parsley" in envelope["result"]["answer"]) is is_offered, envelope)
 
 
+async def says_which_server_wants_credentials(kitchen: Kitchen) -> None:
+    """The program may be signed in at a server, so the node lets it try; the program says that it is not."""
+    async with serving_mcp(era="handshake") as server, serving(Model()) as model:
+        server.gate.broken = 401
+        write_card(kitchen, model)
+        servers = {"mcpServers": {"matrix": {"type": "http", "url": server.url}}}
+        (kitchen.folder / "servers.json").write_text(json.dumps(servers), "utf-8")
+        config = {"agents": [AGENT], "store": "memory:"}
+        environ = {"PATH": kitchen.env["PATH"]}
+        async with running(config=config, base=kitchen.home, from_files=True, environ=environ) as node:
+            task = {"id": "t-1", "type": "refuse-it", "payload": {"task": "Task one."}}
+            envelope = await node.ask(AGENT, "task", "", context=task)
+            error = envelope["result"]["error"]
+            expect("the MCP server 'matrix'" in error["message"], envelope)
+            expect(error["code"] in ("MCP_AUTH_FAILED", "MCP_NOT_CONNECTED") and error["recoverable"], envelope)
+            expect(not model.bodies, "the model was asked")
+            expect((await node.ask(AGENT, "ask", "Task one."))["ok"], "a skill that does not need it")
+
+
 async def says_when_it_has_no_access(kitchen: Kitchen) -> None:
     async with serving(Model(status=401)) as model, kitchen.node(model) as node:
         envelope = await node.ask(AGENT, "ask", "Task one.")
@@ -252,6 +272,7 @@ CLAUDE_CODE = AgentUnderTest(
         "answers with an object where one is declared": answers_with_an_object,
         "uses the MCP servers of its folder, as far as it may": uses_the_servers_of_its_folder,
         "is what a federated card says, with the servers that a skill needs": is_what_its_card_says,
+        "says which MCP server wants credentials, before the model is asked": says_which_server_wants_credentials,
         "says when its model refuses its credentials": says_when_it_has_no_access,
         "ends with the call": ends_with_the_call,
     },
