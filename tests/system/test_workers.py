@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,28 @@ async def test_the_log_is_that_of_all_workers_and_each_line_comes_once(node: Nod
     assert [line["trace_id"] for line in lines] == traces  # in the order of time
     assert {line["process"] for line in lines} == {"w0", "w1"}
     assert node.run("log", "-n", "5").stdout.count("counter.count") == 5
+
+
+async def test_the_health_of_the_node_is_that_of_all_workers(node: Node) -> None:
+    async def read(session: aiohttp.ClientSession) -> Any:
+        """From a worker that answers: some connections reach the one that hangs."""
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(TimeoutError):
+                    async with session.get(f"{node.url}/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
+                        return await reply.json()
+
+    hung = min(worker_pids(node))
+    async with one_connection(node) as session:
+        assert (await read(session))["checks"]["workers"] == "ok"
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                while (page := await read(session))["checks"]["workers"] == "ok":  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        assert (page["status"], page["checks"]["workers"]) == ("degraded", "degraded")
 
 
 async def test_a_killed_worker_is_started_again_and_the_node_goes_on(tmp_path: Path) -> None:

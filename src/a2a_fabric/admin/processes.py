@@ -8,12 +8,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.core.node_health import OK, NodeCheck, NodeHealth
 from a2a_fabric.core.tasks import cancel_and_wait
 
+WORKERS_CHECK = "workers"  # the name of the check, in a node of several processes
+_HEALTH = "health"
+_HEALTH_SECONDS = 1.0
+_MAX_REASON = 300
 _TIMEOUT = 2.0  # seconds for an answer
 _SEPARATOR, _INNER = ",", ":"
 _log = logging.getLogger(__name__)
@@ -107,6 +113,38 @@ class Processes:
         except (FabricError, TimeoutError) as error:
             _log.debug("process %s did not answer the question '%s': %s", name, question, error)
             return None
+
+
+class ProcessesCheck:
+    """Whether the other processes of the node answer, and whether they are well; asked at most once a second."""
+
+    def __init__(self, processes: Processes, health: NodeHealth) -> None:
+        self._processes = processes
+        self._health = health
+        self._task: asyncio.Task[NodeCheck] | None = None
+        self._checked_at = 0.0
+        processes.add(_HEALTH, self._answer)
+
+    async def __call__(self) -> NodeCheck:
+        if self._task is None or (self._task.done() and time.monotonic() - self._checked_at > _HEALTH_SECONDS):
+            self._task = asyncio.ensure_future(self._ask())
+        return await asyncio.shield(self._task)
+
+    async def _ask(self) -> NodeCheck:
+        answers = await self._processes.ask(_HEALTH)
+        self._checked_at = time.monotonic()
+        others = {name: failed for name, failed in answers.by_name.items() if name != self._processes.name}
+        problems = [f"{name} does not answer" for name in answers.missing]
+        problems += [f"{name}: {check}: {why}" for name, failed in others.items() for check, why in failed.items()]
+        if not problems:
+            return OK
+        count = len(answers.missing) + sum(bool(failed) for failed in others.values())
+        reason = f"{count} of {len(self._processes.names)} processes of this node are not well"
+        return NodeCheck(status="degraded", reason=reason, detail=f"{reason}: {'; '.join(problems)}"[:_MAX_REASON])
+
+    async def _answer(self, arguments: dict[str, Any]) -> dict[str, str]:
+        checks = await self._health.check_own()
+        return {name: each.detail or each.reason or each.status for name, each in checks.items() if each.status != "ok"}
 
 
 class LogPosition(NamedTuple):

@@ -10,7 +10,7 @@ from a2a_fabric.admin.activity import Activity
 from a2a_fabric.admin.log_lines import NodeLog, RecentLog
 from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.operations import AdminOperations
-from a2a_fabric.admin.processes import Processes
+from a2a_fabric.admin.processes import WORKERS_CHECK, Processes, ProcessesCheck
 from a2a_fabric.config import Config, parse_listen
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import AgentSource, load_module
@@ -73,6 +73,8 @@ def build_admin(
         processes=processes,
         secrets=[secret for secret in (config.auth.psk, psk) if secret],
     )
+    if not processes.is_single:
+        gateway.node_health.add_remote_check(WORKERS_CHECK, ProcessesCheck(processes, gateway.node_health))
     gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))
     operations.add_unlisted(AdminOperations(node).all())
     # The history itself decides what a caller sees of it.

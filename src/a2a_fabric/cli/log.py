@@ -49,6 +49,7 @@ async def _show(query: dict[str, Any], url: str | None, token: str | None, *, fo
     node_id: str | None = None
     position: Any = None
     is_away = False
+    missing: list[str] = []
     address: str | None = None
     while True:
         address = _find_address(url) or address  # not the default one: another node may have it
@@ -71,6 +72,10 @@ async def _show(query: dict[str, Any], url: str | None, token: str | None, *, fo
             node_id, position = page["node"], None
             continue
         node_id, position = page["node"], page["next"]
+        if page["missing"] != missing:
+            missing = page["missing"]
+            for name in missing:
+                remark(f"The process {name} of the node does not answer, so its lines are missing")
         for line in page["lines"]:
             print_json_line(line) if as_json else print_line(_format_line(line))
         if not follow:

@@ -129,12 +129,17 @@ class NodeHealth:
     def __init__(self, store: StoreCheck | None = None) -> None:
         self._store = store or StoreCheck(None)
         self._checks: dict[str, tuple[Callable[[], NodeCheck], bool]] = {}
+        self._remote_checks: dict[str, Callable[[], Awaitable[NodeCheck]]] = {}
         self._readiness_asked_at: float | None = None
         self.is_draining = False
 
     def add_check(self, name: str, check: Callable[[], NodeCheck], *, decides_readiness: bool = False) -> None:
         """`check` must be quick and never wait. With `decides_readiness`, a node whose check is down is not ready."""
         self._checks[name] = check, decides_readiness
+
+    def add_remote_check(self, name: str, check: Callable[[], Awaitable[NodeCheck]]) -> None:
+        """`check` asks another process, with a deadline of its own. Readiness never depends on it."""
+        self._remote_checks[name] = check
 
     def start_draining(self) -> None:
         """From now on the node says that it is not ready; it serves requests as before."""
@@ -148,6 +153,12 @@ class NodeHealth:
 
     async def check_all(self) -> dict[str, NodeCheck]:
         """All checks by name, `doors` and `store` first."""
+        remote = asyncio.gather(*(check() for check in self._remote_checks.values()))
+        own = await self.check_own()
+        return own | dict(zip(self._remote_checks, await remote, strict=True))
+
+    async def check_own(self) -> dict[str, NodeCheck]:
+        """Those of this process."""
         draining = NodeCheck(status="down", reason="The node is about to stop")
         results = {"doors": draining if self.is_draining else OK, "store": await self._store()}
         return results | {name: check() for name, (check, _) in self._checks.items()}
@@ -156,7 +167,7 @@ class NodeHealth:
         """Only the checks that readiness depends on."""
         self._readiness_asked_at = time.monotonic()
         needed = {"doors", "store", *(name for name, (_, decides) in self._checks.items() if decides)}
-        return {name: result for name, result in (await self.check_all()).items() if name in needed}
+        return {name: result for name, result in (await self.check_own()).items() if name in needed}
 
 
 def is_ready(results: dict[str, NodeCheck]) -> bool:
