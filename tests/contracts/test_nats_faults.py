@@ -32,7 +32,7 @@ from a2a_fabric.stores.nats.log import JetStream, StreamInfo
 from a2a_fabric.stores.nats.store import NatsStore, build, settings_from_address
 from a2a_fabric.stores.nats.writer import ServerClock
 from tests.contracts.stores import begun, claim_request, completed, log_of, new_job, new_message, tokens, until
-from tests.fixtures.nats import NatsCluster, NatsServer, new_name, shared
+from tests.fixtures.nats import NatsCluster, NatsServer, free_port, new_name, shared
 from tests.fixtures.nats_relay import Moment, NatsRelay
 
 WAIT_TIMEOUT = 30.0
@@ -432,15 +432,22 @@ async def test_a_stream_of_another_program_is_left_alone() -> None:
         await NatsStore.open(settings_from_address(address))
 
 
+def users(permissions: str) -> str:
+    return f"authorization {{ users: [{{ user: a, password: b, permissions: {{ {permissions} }} }}] }}"
+
+
 @pytest.mark.parametrize(
     ("settings", "jetstream", "login", "options", "sentence"),
     [
-        ("authorization { user: alice, password: right }", "sync_interval: always", "alice:wrong", "", "credentials"),
+        ("authorization { user: alice, password: right }", "sync_interval: always", "alice:guessed", "", "credentials"),
         ("authorization { user: alice, password: right }", "sync_interval: always", "", "", "credentials"),
         ("", "", "", "", "has no JetStream"),
         ("max_payload: 1000", "sync_interval: always", "", "", "max_payload"),
         ("", "sync_interval: always", "", "tls=true", "TLS"),
         ("", "sync_interval: always", "", "replicas=3", "single server"),
+        ("", "sync_interval: always", "", "max_bytes=1000", "is full, so the node cannot start: raise `max_bytes`"),
+        (users("publish: ['$JS.API.>']"), "sync_interval: always", "a:b", "", r"may not publish to \w+\.log\. A node"),
+        (users("subscribe: ['other']"), "sync_interval: always", "a:b", "", "may not subscribe to _INBOX.>"),
     ],
 )
 async def test_a_server_that_does_not_fit_is_refused_with_a_reason(
@@ -450,7 +457,7 @@ async def test_a_server_that_does_not_fit_is_refused_with_a_reason(
     try:
         with pytest.raises(StoreUnusable, match=sentence) as refused:
             await NatsStore.open(settings_from_address(server.address(login=login, options=options)))
-        assert "wrong" not in refused.value.message
+        assert "guessed" not in refused.value.message
     finally:
         server.remove()
 
@@ -515,6 +522,44 @@ async def test_a_new_stream_that_some_servers_do_not_know_yet_is_waited_for(monk
     assert unknown == 0
 
 
+async def test_more_replicas_than_servers_are_refused(cluster: NatsCluster) -> None:
+    async with opened(cluster.address()):  # it has begun to work
+        with pytest.raises(StoreUnusable, match="fewer servers with JetStream than replicas"):
+            await build(cluster.address(options="replicas=5&timeout=0.5"))
+
+
+async def test_a_cluster_without_a_majority_is_reported() -> None:
+    cluster = NatsCluster()
+    try:
+        cluster.servers[0].start()
+        with pytest.raises(StoreUnavailable, match="more than half of the servers"):
+            await build(cluster.address(options="timeout=0.5"))
+    finally:
+        cluster.remove()
+
+
+@pytest.mark.parametrize(
+    ("interval", "sentence"), [("always", ""), ('"2m"', r"n\d+ confirms writes before they are on disk .* 120 s")]
+)
+async def test_a_server_with_monitoring_is_asked_whether_it_writes_at_once(interval: str, sentence: str) -> None:
+    port = free_port()
+    server = NatsServer(f"http: 127.0.0.1:{port}", jetstream=f"sync_interval: {interval}").start()
+    address = server.address(options=f"monitor=http://127.0.0.1:{port}")
+    try:
+        if not sentence:
+            async with opened(address):
+                return
+        with pytest.raises(StoreUnusable, match=sentence):
+            await build(address)
+    finally:
+        server.remove()
+
+
+async def test_monitoring_that_does_not_answer_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(shared().address(options="monitor=http://127.0.0.1:1")):
+        assert "http://127.0.0.1:1 cannot be asked" in caplog.text
+
+
 async def test_in_a_cluster_the_death_of_the_leader_loses_nothing(cluster: NatsCluster) -> None:
     name = new_name()
     address = cluster.address(name)
@@ -547,6 +592,7 @@ async def test_in_a_cluster_the_death_of_the_leader_loses_nothing(cluster: NatsC
         ("nats://h/x?creds=/nowhere/at.all", "cannot be read"),
         ("nats://h/x?ca=/nowhere/at.all", "TLS files"),
         ("nats://h/x?timeout=0", "seconds"),
+        ("nats://h/x?monitor=h:8222", "http://HOST:8222"),
     ],
 )
 async def test_a_wrong_address_is_refused_with_a_reason(address: str, sentence: str) -> None:

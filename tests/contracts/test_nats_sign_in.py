@@ -142,8 +142,11 @@ async def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
     own = "&".join(f"{name}={tmp_path}/{name}" for name in ("ca", "cert", "key"))
     with running(settings) as server:
         await assert_works(server.address(options=own))
-        for options in ("", f"ca={tmp_path}/ca"):  # no trust in the server; no certificate of the client
-            with pytest.raises(StoreUnusable, match="refused the connection"):
+        for options, sentence in (
+            ("", "certificate of the server is not accepted .*: name its authority with ca=FILE"),
+            (f"ca={tmp_path}/ca", "wants a certificate of the node: name it with cert=FILE"),
+        ):
+            with pytest.raises(StoreUnusable, match=sentence):
                 await build(server.address(options=options))
 
 

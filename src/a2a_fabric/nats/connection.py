@@ -5,12 +5,14 @@ renewed, a server that closes the connection with an error). Then this module op
 survive that, so their owners subscribe again on `on_connect`.
 
     NatsUnavailable   the server is away, or did not answer in time: it may be asked again
-    NatsRefused       the server answered, and asking again does not help: the credentials, the rights, the TLS"""
+    NatsRefused       the server answered, and asking again does not help: the credentials, the TLS
+    NatsForbidden     the same, because this user lacks a right"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +39,8 @@ _RECONNECT_PAUSE = 0.25
 _CLOSE_TIMEOUT = 0.5
 _LONGEST_PAUSE = 2.0
 _PENDING_BYTES = 16 << 20  # that may wait for the socket
+_MISSING_RIGHT = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+_UNKNOWN_CERTIFICATE = re.compile(r"certificate verify failed: (.*?)\.? \(_ssl")
 _REFUSALS = ("authorization", "authentication", "account", "user", "tls", "certificate")
 
 
@@ -46,6 +50,10 @@ class NatsUnavailable(Exception):
 
 class NatsRefused(Exception):
     """The server refused the client. The text is a sentence for the operator."""
+
+
+class NatsForbidden(NatsRefused):
+    """The server accepted the client, and the client may not do this. The text is a sentence without a full stop."""
 
 
 class _PlainTextServer(Error):
@@ -160,21 +168,32 @@ class NatsConnection:
     async def request(self, subject: str, payload: bytes, timeout: float, headers: dict[str, str] | None = None) -> Msg:
         """The reply. Waits for a connection if necessary, within the same time.
 
-        Raises NatsUnavailable, and NatsRefused if the payload is larger than the server takes.
+        Raises NatsUnavailable, NatsForbidden, and NatsRefused if the payload is larger than the server takes.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout
         await self.wait_until_connected(timeout)
         try:
-            return await self.client.request(subject, payload, max(0.001, ends_at - loop.time()), headers=headers)
+            reply = await self.client.request(subject, payload, max(0.001, ends_at - loop.time()), headers=headers)
         except NoRespondersError as exc:
             raise NatsUnavailable("no server responds to this request") from exc
         except (NatsTimeout, TimeoutError) as exc:
+            self._check_rights(subject)
             raise NatsUnavailable(self.last_error or f"no answer within {timeout:g} s") from exc
         except MaxPayloadError as exc:
             raise NatsRefused("the message is larger than `max_payload` of the server") from exc
         except (Error, OSError) as exc:
             raise NatsUnavailable(str(exc) or type(exc).__name__) from exc
+        self.last_error = ""
+        return reply
+
+    def _check_rights(self, subject: str) -> None:
+        """A server answers nothing to a client that may not ask; it only reports this as an error of the connection."""
+        missing = _MISSING_RIGHT.search(self.last_error)
+        if missing is not None and missing[1] == "publish" and missing[2] == subject.lower():
+            raise NatsForbidden(f"this user may not publish to {subject}")
+        if missing is not None and missing[1] == "subscription" and missing[2].startswith("_inbox."):
+            raise NatsForbidden("this user may not subscribe to _INBOX.>, where answers arrive")
 
     async def reconnect(self) -> None:
         """Leave this connection for a new one, because it seems to be dead."""
@@ -287,6 +306,15 @@ def _translate(error: Exception, reason: str) -> Exception:
     if isinstance(error, _PlainTextServer):
         return NatsRefused("the server does not require TLS, and the address asks for it: set `tls` in the server")
     text = reason.lower()
-    if isinstance(error, AuthorizationError) or any(word in text for word in _REFUSALS):
-        return NatsRefused(reason)
+    if isinstance(error, AuthorizationError) or "authorization violation" in text:
+        return NatsRefused("the credentials are wrong or missing (Authorization Violation): check the address")
+    if (unknown := _UNKNOWN_CERTIFICATE.search(reason)) is not None:
+        return NatsRefused(
+            f"the certificate of the server is not accepted ({unknown[1]}): name its authority with ca=FILE, and the "
+            "host as the certificate does"
+        )
+    if "certificate required" in text:
+        return NatsRefused("the server wants a certificate of the node: name it with cert=FILE and key=FILE")
+    if any(word in text for word in _REFUSALS):
+        return NatsRefused(f"{reason}. Check the credentials and TLS")
     return NatsUnavailable("the connection was closed" if isinstance(error, ConnectionClosedError) else reason)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from a2a_fabric.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable, StoreUnusable
-from a2a_fabric.nats.connection import NatsRefused, NatsUnavailable
+from a2a_fabric.nats.connection import NatsForbidden, NatsRefused, NatsUnavailable
 
 WRONG_LAST_SEQUENCE = 10071
 STREAM_NOT_FOUND = 10059
@@ -16,8 +16,13 @@ NO_LEADER = (10008, 10009)  # JetStream, or this stream, is being taken over by 
 NO_PEERS = 10005  # fewer servers than replicas, maybe because they have just started
 
 STARTUP_ADVICE = ". Is it running, and is the address right?"
+MAJORITY_ADVICE = "more than half of the servers of a cluster must run"
 RUNNING_ADVICE = "; the node keeps trying"
 _JETSTREAM_ADVICE = "Enable it: `jetstream {store_dir: …, sync_interval: always}` in the configuration of the server"
+_RIGHTS_ADVICE = (
+    "A node publishes to NAME.log, NAME.snapshots.> and $JS.API.>, and subscribes to _INBOX.>: give its user these "
+    "rights in the configuration of the server"
+)
 _FULL = (10002, 10023, 10028, 10047, 10077, 10113, 10118)  # limits of the stream, the account, the disk
 _NO_JETSTREAM = (10039, 10035, 10076)
 
@@ -50,10 +55,10 @@ def translate(error: Exception, address: str, advice: str = RUNNING_ADVICE) -> S
     reason = str(error) or type(error).__name__
     if isinstance(error, NatsUnavailable):
         return StoreUnavailable(f"{address} cannot be used now: {reason}{advice}", store=address)
+    if isinstance(error, NatsForbidden):
+        return StoreUnusable(f"{address}: {reason}. {_RIGHTS_ADVICE}", store=address)
     if isinstance(error, NatsRefused):
-        return StoreUnusable(
-            f"{address} refused the connection: {reason}. Check the credentials and TLS", store=address
-        )
+        return StoreUnusable(f"{address} refused the connection: {reason}", store=address)
     if not isinstance(error, JetStreamRefused):
         return StoreError(f"{address}: {reason}", store=address)
     if error.err_code in _FULL:
@@ -67,6 +72,14 @@ def translate(error: Exception, address: str, advice: str = RUNNING_ADVICE) -> S
 def build_without_jetstream(address: str) -> StoreUnusable:
     return StoreUnusable(
         f"{address} has no JetStream, or not for this account. {_JETSTREAM_ADVICE}, and give it to the account",
+        store=address,
+    )
+
+
+def build_full_at_start(address: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"{address} is full, so the node cannot start: raise `max_bytes` in the address or the limits of the account, "
+        "or make room on the disk of the server",
         store=address,
     )
 

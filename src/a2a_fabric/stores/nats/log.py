@@ -22,7 +22,14 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from a2a_fabric.nats.connection import NatsConnection, NatsUnavailable
-from a2a_fabric.stores.nats.errors import MESSAGE_NOT_FOUND, NO_LEADER, WRONG_LAST_SEQUENCE, ApiError, JetStreamRefused
+from a2a_fabric.stores.nats.errors import (
+    MAJORITY_ADVICE,
+    MESSAGE_NOT_FOUND,
+    NO_LEADER,
+    WRONG_LAST_SEQUENCE,
+    ApiError,
+    JetStreamRefused,
+)
 
 T = TypeVar("T")
 
@@ -134,7 +141,9 @@ class JetStream:
 
 def _build_refusal(error: ApiError) -> Exception:
     """While a cluster has no leader it may be asked again, as if it had not answered."""
-    return NatsUnavailable(error.description) if error.err_code in NO_LEADER else JetStreamRefused(error)
+    if error.err_code in NO_LEADER:
+        return NatsUnavailable(f"{error.description}; {MAJORITY_ADVICE}")
+    return JetStreamRefused(error)
 
 
 class StreamLog:

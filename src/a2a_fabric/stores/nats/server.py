@@ -11,7 +11,7 @@ import msgspec
 
 from a2a_fabric.core.errors import StoreUnusable
 from a2a_fabric.nats.connection import NatsUnavailable
-from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, build_without_jetstream
+from a2a_fabric.stores.nats.errors import MAJORITY_ADVICE, STREAM_NOT_FOUND, JetStreamRefused, build_without_jetstream
 from a2a_fabric.stores.nats.log import JetStream, StreamInfo
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ async def check_server(jetstream: JetStream, address: str) -> None:
     except NatsUnavailable as exc:
         if not info.get("jetstream") and "responds" in str(exc):
             raise build_without_jetstream(address) from exc
+        if info.get("cluster") and jetstream.connection.is_connected:
+            raise NatsUnavailable(f"its JetStream does not answer; {MAJORITY_ADVICE}") from exc
         raise
 
 

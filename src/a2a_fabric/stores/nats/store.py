@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.errors import ConfigError, JobNotFound, StoreUnusable
+from a2a_fabric.core.errors import ConfigError, JobNotFound, StoreFull, StoreUnusable
 from a2a_fabric.core.job import EventPage, HoldRequest, Job
 from a2a_fabric.core.logins import LoginRecord
 from a2a_fabric.core.message import Message
@@ -29,8 +29,9 @@ from a2a_fabric.nats.address import NatsSettings, parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection, NatsRefused, NatsUnavailable
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.stores.migrate import SchemaStatus, check_schema
-from a2a_fabric.stores.nats.errors import NO_PEERS, STARTUP_ADVICE, JetStreamRefused, translate
+from a2a_fabric.stores.nats.errors import NO_PEERS, STARTUP_ADVICE, JetStreamRefused, build_full_at_start, translate
 from a2a_fabric.stores.nats.log import JetStream, StreamLog
+from a2a_fabric.stores.nats.monitoring import check_writes_are_synced
 from a2a_fabric.stores.nats.replica import Replica
 from a2a_fabric.stores.nats.server import StreamNames, check_server, ensure_streams, find_log
 from a2a_fabric.stores.nats.snapshots import Snapshots, Snapshotter
@@ -47,7 +48,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _DEFAULT_NAME = "a2a_fabric"
+_MONITOR = re.compile(r"https?://[^/?#@,\s]+/?")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_OPTIONS = ("replicas", "max_bytes", "timeout", "folder", "monitor", "snapshot_messages", "snapshot_bytes")
 _OPEN_TIMEOUT = 120.0  # to read the whole log, or a large snapshot
 
 
@@ -59,8 +62,13 @@ class NatsStoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None  # of the log; beyond that, writes are refused
     timeout: float = 10.0  # seconds in which a lost server may come back before callers get an error
     folder: Path | None = None  # for the local copy
+    monitor: str = ""  # addresses of the servers' monitoring, with commas
     snapshot_messages: int = 20_000
     snapshot_bytes: int = 128 << 20
+
+    @property
+    def monitors(self) -> tuple[str, ...]:
+        return tuple(self.monitor.split(",")) if self.monitor else ()
 
     @property
     def safe_address(self) -> str:
@@ -72,8 +80,8 @@ def settings_from_address(address: str) -> NatsStoreSettings:
     """`nats://USER:PASSWORD@HOST/NAME?replicas=3&max_bytes=…&timeout=…&folder=…`. Raises ConfigError."""
     parsed = parse_nats_address(address)
     options: dict[str, object] = {**parsed.options}
-    for name in options.keys() - {"replicas", "max_bytes", "timeout", "folder", "snapshot_messages", "snapshot_bytes"}:
-        raise ConfigError(f"store: a NATS address has no option `{name}`; it has replicas, max_bytes, timeout, folder")
+    for name in options.keys() - _OPTIONS:
+        raise ConfigError(f"store: a NATS address has no option `{name}`; it has {', '.join(_OPTIONS[:5])}")
     if not _NAME.fullmatch(parsed.name or _DEFAULT_NAME):
         raise ConfigError("store: the name of a store on NATS has letters, digits, - and _ only, at most 40")
     options |= {"address": address, "name": parsed.name or _DEFAULT_NAME}
@@ -85,6 +93,8 @@ def settings_from_address(address: str) -> NatsStoreSettings:
         raise ConfigError("store: replicas is 1, 3 or 5")
     if settings.timeout <= 0:
         raise ConfigError("store: timeout is a number of seconds")
+    if not all(_MONITOR.fullmatch(each) for each in settings.monitors):
+        raise ConfigError("store: monitor names the monitoring of servers, as in monitor=http://HOST:8222")
     return settings
 
 
@@ -181,6 +191,9 @@ class NatsStore(SqlitePorts):
                     ),
                 )
                 await parts.writer.open(asyncio.get_running_loop().time() + _OPEN_TIMEOUT)
+        except StoreFull as exc:
+            await parts.aclose()
+            raise build_full_at_start(settings.safe_address) from exc
         except BaseException:
             await parts.aclose()
             raise
@@ -206,6 +219,7 @@ async def _connect(settings: NatsStoreSettings) -> StoreParts:
         jetstream = JetStream(connection)
         try:
             await _retry(settings, lambda: check_server(jetstream, address))
+            await check_writes_are_synced(settings.monitors, address)
             replica = await asyncio.to_thread(Replica, address, settings.folder)
         except OSError as exc:
             await connection.aclose()
