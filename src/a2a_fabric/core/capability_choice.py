@@ -34,6 +34,7 @@ _MAX_TEXT, _MAX_DESCRIPTION, _MAX_TRIGGER = 4000, 500, 256  # characters that ar
 _MAX_TRIGGERS = 20  # of one capability
 _MAX_NEW_TEXT = 50_000  # characters of capabilities that are read for one message
 _MAX_CACHED = 4000
+_MAX_CHOICES, _MAX_STEMS = 500, 1000  # choices that are kept, and stems of the capabilities of each
 _MAX_CAPABILITIES = 1000
 _MAX_LISTED = 12  # names in a refusal
 
@@ -56,6 +57,11 @@ def choose_unnamed_capability(
     """Raises BadInput if every capability that could be meant changes something outside."""
     if len(capabilities) < 2:
         return CapabilityChoice(capability=capabilities[0] if capabilities else UNKNOWN_CAPABILITY)
+    has_words_alone = call_input.task and not call_input.context and not call_input.attachments
+    if has_words_alone:
+        choice = _find_choice_without_words(capabilities, call_input.task, is_learnt=is_learnt)
+        if choice is not None:
+            return choice
     default = next((each for each in capabilities if each.default), None)
     if default is not None:
         return _make_choice(default, "it is the agent's default")
@@ -63,6 +69,49 @@ def choose_unnamed_capability(
     scores = _score_offers(ranked, call_input.task, is_learnt=is_learnt)
     if scores and (best := max(scores)) > 0:
         return _make_choice(ranked[scores.index(best)], "its words are the nearest to those of the message")
+    choice = _choose_without_words(capabilities, ranked, call_input, is_learnt=is_learnt)
+    if has_words_alone:
+        _remember_choice_without_words(capabilities, choice, is_learnt=is_learnt)
+    return choice
+
+
+class _ChoiceWithoutWords(NamedTuple):
+    """What is chosen for words of which no capability has one: that depends on the capabilities alone."""
+
+    capabilities: Sequence[Capability]  # the same object; the entry keeps it alive
+    stems: frozenset[str]  # of all of them
+    choice: CapabilityChoice
+
+
+# By the identity of the capabilities. Most messages are words alone, and have no word of any capability.
+_without_words: dict[tuple[int, bool], _ChoiceWithoutWords] = {}
+
+
+def _find_choice_without_words(
+    capabilities: Sequence[Capability], text: str, *, is_learnt: bool
+) -> CapabilityChoice | None:
+    known = _without_words.get((id(capabilities), is_learnt))
+    if known is None or known.capabilities is not capabilities:
+        return None
+    return known.choice if known.stems.isdisjoint(stem_words(text[:_MAX_TEXT])) else None
+
+
+def _remember_choice_without_words(
+    capabilities: Sequence[Capability], choice: CapabilityChoice, *, is_learnt: bool
+) -> None:
+    words = [known[1] for each in capabilities if (known := _words.get(id(each))) is not None and known[0] is each]
+    stems = frozenset(chain.from_iterable(chain(each.in_names, each.in_description) for each in words))
+    if len(words) < len(capabilities) or len(stems) > _MAX_STEMS:
+        return  # some were not read yet (see `_read_all_words`), or there are too many words to keep
+    if len(_without_words) >= _MAX_CHOICES:
+        _without_words.clear()
+    _without_words[id(capabilities), is_learnt] = _ChoiceWithoutWords(capabilities, stems, choice)
+
+
+def _choose_without_words(
+    capabilities: Sequence[Capability], ranked: Sequence[Capability], call_input: Input, *, is_learnt: bool
+) -> CapabilityChoice:
+    """`ranked` are those that fit the input first. Raises BadInput."""
     harmless = [each for each in ranked if not may_change_something(each, is_learnt=is_learnt)]
     if not call_input.task and (fitting := _find_only_fitting(ranked, call_input)) is not None:
         return _make_choice(fitting, "it is the only one that takes such arguments")

@@ -9,6 +9,7 @@ An event of the kind `final` closes a stream on the wire and is never emitted in
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -97,7 +98,15 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def format_timestamp(timestamp: float, precision: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
     """A time on the wire: 2025-05-25T14:25:00.000Z"""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+    second, microseconds = divmod(round(timestamp * 1_000_000), 1_000_000)
+    if precision == "seconds":
+        return f"{_format_second(second)}Z"
+    return f"{_format_second(second)}.{microseconds // 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _format_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds")[: -len("+00:00")]
 
 
 def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:

@@ -29,8 +29,10 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, TrustTier, normalize_name
 
+_CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]")
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORD = re.compile(r"[^\W_]+")
+_LOWER_ASCII_WORDS = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 # On the word families of agents' names they group like Snowball (PyStemmer), which would be a compiled dependency.
 _SUFFIXES = (
@@ -52,9 +54,12 @@ _STOP_WORDS = frozenset({
 
 def stem_words(text: str) -> list[str]:
     """The stems of a text's words, in their order."""
-    if text.isascii():
-        return [_stem(run.lower()[:_MAX_WORD]) for run in _WORD.findall(_CAMEL_BOUNDARY.sub(" ", text))]
-    return [stem for _, stem in iter_words_and_stems(text)]
+    if not text.isascii():
+        return [stem for _, stem in iter_words_and_stems(text)]
+    if _CAMEL_CASE.search(text):
+        text = _CAMEL_BOUNDARY.sub(" ", text)
+    runs = text.translate(_LOWER_ASCII_WORDS).split()  # as `_WORD` finds them, at a tenth of the cost
+    return [_stem(run[:_MAX_WORD]) for run in runs]
 
 
 def parse_query(text: str) -> list[tuple[str, str]]:

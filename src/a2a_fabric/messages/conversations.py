@@ -63,6 +63,8 @@ class Senders:
 
 
 _MAX_ID_SHOWN = 64
+_DIGITS = 32  # of an id after its prefix
+_OWN_PREFIX = "msg_"  # see `new_message_id`
 
 
 @register_error_code
@@ -89,13 +91,24 @@ def derive_conversation_id(owner: str, key: str | None) -> str:
     return new_conversation_id() if key is None else f"conv_{_digest(owner, key)}"
 
 
-def derive_delivery_id(message_id: str) -> str:
-    """The id of the job that delivers a message."""
+def derive_delivery_id(message_id: str, key: str | None) -> str:
+    """The id of the job that delivers a message.
+
+    Without a key, the id of the message is the node's own. Such ids sort by age, and so do the ids of their jobs: a
+    store writes them side by side, and not each to another page.
+    """
+    if key is None and len(message_id) == len(_OWN_PREFIX) + _DIGITS and message_id.startswith(_OWN_PREFIX):
+        return f"task_{message_id[len(_OWN_PREFIX) :]}"
+    return derive_older_delivery_id(message_id)
+
+
+def derive_older_delivery_id(message_id: str) -> str:
+    """The id that older versions gave to every such job."""
     return f"task_{_digest(message_id)}"
 
 
 def _digest(*values: str) -> str:
-    return hashlib.sha256("\0".join(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256("\0".join(values).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
 
 
 class ConversationSignals(TopicSignals):

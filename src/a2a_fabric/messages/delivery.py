@@ -43,6 +43,8 @@ ANSWER = "answer"
 
 def input_from_parts(parts: Sequence[Part], context: dict[str, Any] | None = None) -> Input:
     """`context` holds arguments that were sent in addition to the parts."""
+    if len(parts) == 1 and is_plain_text(parts[0]):
+        return Input(task=parts[0].text or "", context=dict(context or {}))
     text = "\n".join(part.text for part in parts if is_plain_text(part) and part.text)
     objects = [part for part in parts if _is_object(part)]
     arguments = dict(objects[0].data) if len(objects) == 1 else {}

@@ -7,7 +7,7 @@ may raise StoreError."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ from a2a_fabric.messages.conversations import (
     Senders,
     derive_conversation_id,
     derive_delivery_id,
+    derive_older_delivery_id,
 )
 from a2a_fabric.messages.delivery import (
     CHOICE_META,
@@ -130,15 +131,15 @@ class Messages:
             new_message = await self._guard(principal, new_message)
             posted = await self._store_message(new_message, None)
             return SentMessage(message=posted.message, is_new=posted.is_new)
-        question = await self._find_question(principal, draft)
-        if question is not None:
+        if draft.reply_to is not None and (question := await self._find_question(principal, draft)) is not None:
             return await self._post_answer(principal, new_message, question)
         delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
         await self.jobs.admit(delivery.call)
-        guarded = await self._guard(principal, new_message)
-        if guarded is not new_message:
-            new_message, draft = guarded, msgspec.structs.replace(draft, parts=guarded.parts)
-            delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
+        if self._guards:
+            guarded = await self._guard(principal, new_message)
+            if guarded is not new_message:
+                new_message, draft = guarded, msgspec.structs.replace(draft, parts=guarded.parts)
+                delivery = self._build_delivery(principal, trace, draft, new_message.conversation_id)
         posted = await self._store_message(new_message, delivery)
         job = posted.job or await self.find_delivery(principal, posted.message)
         return SentMessage(message=posted.message, is_new=posted.is_new, job=job)
@@ -207,8 +208,10 @@ class Messages:
         if not message.is_brought or message.owner != owner_from_principal(principal):
             return None
         origin = await self._find_origin(message)
-        with suppress(JobNotFound):
-            return await self.jobs.get(principal, derive_delivery_id(origin.message_id))
+        job_ids = (derive_delivery_id(origin.message_id, origin.key), derive_older_delivery_id(origin.message_id))
+        for job_id in dict.fromkeys(job_ids):
+            with suppress(JobNotFound):
+                return await self.jobs.get(principal, job_id)
         return None
 
     async def find_deliveries(self, principal: Principal, messages: Sequence[Message]) -> dict[str, Job]:
@@ -404,20 +407,20 @@ class Messages:
             raise Conflict(f"There is already a message '{new_message.message_id[:64]}'")
         return PostResult(stored, True)
 
-    async def _append(self, new_message: NewMessage, delivery: _Delivery | None) -> PostResult:
+    def _append(self, new_message: NewMessage, delivery: _Delivery | None) -> Awaitable[PostResult]:
         """Store the message and its delivery job in one write, so that neither exists without the other."""
         job = None
         if delivery is not None:
             options = _delivery_options(new_message, delivery.reason, self.settings.keep_seconds)
             job = self.jobs.draft_job(delivery.call, options)
-        return await retry_store_call(self._store.append, new_message, job)
+        return retry_store_call(self._store.append, new_message, job)
 
 
 def _delivery_options(new_message: NewMessage, reason: str | None, keep_seconds: float) -> JobOptions:
     """The options of the delivery job, which is kept as long as its message. Its id is enough to have it once."""
     return JobOptions(
         at_once=True,
-        job_id=derive_delivery_id(new_message.message_id),
+        job_id=derive_delivery_id(new_message.message_id, new_message.key),
         priority=new_message.priority,
         expires_at=new_message.expires_at,
         retention=keep_seconds,

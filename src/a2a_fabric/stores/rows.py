@@ -362,8 +362,23 @@ def to_entry_values(entry: InboxEntry, seq: int, message: Message) -> tuple[Any,
 
 
 def number_message(new: NewMessage, number: int, now: float, topic: str | None) -> Message:
-    fields = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
-    return Message(**fields, number=number, sent_at=now, topic=topic)
+    return Message(
+        message_id=new.message_id,
+        conversation_id=new.conversation_id,
+        owner=new.owner,
+        sender=new.sender,
+        recipients=new.recipients,
+        parts=new.parts,
+        metadata=new.metadata,
+        key=new.key,
+        reply_to=new.reply_to,
+        priority=new.priority,
+        expires_at=new.expires_at,
+        is_brought=new.is_brought,
+        number=number,
+        sent_at=now,
+        topic=topic,
+    )
 
 
 def build_duplicate_message(new: NewMessage) -> Conflict:

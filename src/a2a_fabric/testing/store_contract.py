@@ -355,6 +355,19 @@ class MessageStoreContract:
         assert [m.number for m in await store.messages.read_conversation("other")] == [1]
         assert await store.messages.read_conversation("none") == []
 
+    async def test_messages_with_jobs_that_are_written_at_once_share_the_numbering(self, store: Store) -> None:
+        await store.messages.append(make_new_message())
+        names = ["conv_1", "conv_2", "conv_1", "conv_2", "conv_1"]
+        news = [make_new_message("percy", conversation=each, is_brought=True) for each in names]
+        posted = await asyncio.gather(*(store.messages.append(new, make_new_job()) for new in news))
+        numbers = [(each.message.conversation_id, each.message.number) for each in posted]
+        assert sorted(numbers) == [("conv_1", 2), ("conv_1", 3), ("conv_1", 4), ("conv_2", 1), ("conv_2", 2)]
+        for new, each in zip(news, posted, strict=True):
+            assert each.message == await store.messages.get(new.message_id)
+            assert each.job is not None
+            assert await store.jobs.get(each.job.job_id) is not None
+        assert (await store.messages.append(make_new_message(conversation="conv_2"))).message.number == 3
+
     async def test_a_message_is_in_the_inbox_of_each_recipient_until_acknowledged(self, store: Store) -> None:
         posted = await store.messages.append(make_new_message("percy", "coder"))
         assert posted.inboxes == 2

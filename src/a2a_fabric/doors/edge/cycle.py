@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -119,13 +119,12 @@ class DoorError(Exception):
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpReply:
+class HttpReply(msgspec.Struct, frozen=True, kw_only=True):
     """With an `etag`, a client that has this version already receives 304 and no body."""
 
     body: bytes
     status: int = 200
-    headers: HeaderList = field(default_factory=list)
+    headers: HeaderList = []
     media_type: bytes = JSON_MEDIA_TYPE
     etag: str | None = None
     last_modified: str | None = None

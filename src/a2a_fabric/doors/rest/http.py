@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -42,11 +41,10 @@ from a2a_fabric.doors.edge import (
 from a2a_fabric.doors.rest import models
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestReply:
+class RestReply(msgspec.Struct, frozen=True, kw_only=True):
     body: Any
     status: int = 200
-    headers: HeaderList = field(default_factory=list)
+    headers: HeaderList = []
 
 
 RestHandler = Callable[["RestCycle"], Awaitable[RestReply | EventStream]]
@@ -117,17 +115,13 @@ _CODES = {
 }
 
 
-@contextmanager
-def translate_conflict(own_id: str | None, key: str | None, resource: str) -> Iterator[None]:
+def raise_conflict(conflict: Conflict, own_id: str | None, key: str | None, resource: str) -> NoReturn:
     """Name the id or the key of the caller's that was used before. Raises Conflict."""
-    try:
-        yield
-    except Conflict as exc:
-        field, name = ("id", own_id) if own_id is not None else ("Idempotency-Key", key)
-        if name is None:
-            raise
-        issue = f"used for another {resource}"
-        raise Conflict(f"{field} '{name[:64]}' was {issue}; take a new one", field=field, issue=issue) from exc
+    field, name = ("id", own_id) if own_id is not None else ("Idempotency-Key", key)
+    if name is None:
+        raise conflict
+    issue = f"used for another {resource}"
+    raise Conflict(f"{field} '{name[:64]}' was {issue}; take a new one", field=field, issue=issue) from conflict
 
 
 def find_status(error: FabricError) -> int:
@@ -188,33 +182,36 @@ class RestHttpEndpoint(CycleEndpoint):
     """ASGI: the endpoints of one path, by method."""
 
     def __init__(self, state: DoorEdge, endpoints: Mapping[str, RestRoute]) -> None:
-        decoders = {
-            method: msgspec.json.Decoder(endpoint.body) for method, endpoint in endpoints.items() if endpoint.body
-        }
-        super().__init__(lambda *asgi: _RestRequestCycle(state, endpoints, decoders, *asgi))
+        prepared = {method: _PreparedRoute(method, route) for method, route in endpoints.items()}
+        allowed_methods = sorted(endpoints)
+        super().__init__(lambda *asgi: _RestRequestCycle(state, prepared, allowed_methods, *asgi))
+
+
+class _PreparedRoute:
+    """What all requests of a route have in common."""
+
+    def __init__(self, method: str, route: RestRoute) -> None:
+        self.route = route
+        self.decoder = msgspec.json.Decoder(route.body) if route.body else None
+        self.operation = f"{method} {route.path}"[:64]
 
 
 class _RestRequestCycle(RestCycle):
     def __init__(
-        self,
-        state: DoorEdge,
-        endpoints: Mapping[str, RestRoute],
-        decoders: Mapping[str, msgspec.json.Decoder[Any]],
-        *asgi: Any,
+        self, state: DoorEdge, routes: Mapping[str, _PreparedRoute], allowed_methods: Sequence[str], *asgi: Any
     ) -> None:
         super().__init__(state, *asgi)
-        self._endpoints = endpoints
-        self._decoder = decoders.get(self.method)
-        self.allowed_methods = sorted(endpoints)
-        self.reads_body = self._decoder is not None
-        path = endpoints[self.method].path if self.method in endpoints else self.scope["path"]
-        self.operation = f"{self.method} {path}"[:64]
+        self.allowed_methods = allowed_methods
+        prepared = self._prepared = routes.get(self.method)
+        self.reads_body = prepared is not None and prepared.decoder is not None
+        self.operation = f"{self.method} {self.scope['path']}"[:64] if prepared is None else prepared.operation
 
     async def answer(self, body: bytes) -> HttpReply | EventStream:
-        endpoint = self._endpoints[self.method]
+        assert self._prepared is not None, "the method is allowed"  # noqa: S101
+        endpoint, decoder = self._prepared.route, self._prepared.decoder
         self.path = self.scope.get("path_params", {})
         self.query = self._parse_query(endpoint)
-        self.body = None if self._decoder is None else _parse_body(self._decoder, body)
+        self.body = None if decoder is None else _parse_body(decoder, body)
         self.idempotency_key = self._read_idempotency_key() if endpoint.takes_idempotency_key else None
         self.delegation_chain = self.head.delegation_chain
         reply = await endpoint.handler(self)

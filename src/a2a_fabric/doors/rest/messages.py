@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.errors import BadInput, Conflict
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobSummary
 from a2a_fabric.core.message import Message, Party
 from a2a_fabric.core.result import format_timestamp
@@ -23,7 +23,7 @@ from a2a_fabric.doors.rest.http import (
     build_location,
     build_next_link,
     parse_cursor,
-    translate_conflict,
+    raise_conflict,
 )
 from a2a_fabric.doors.rest.models import parts_from_wire, parts_to_wire
 from a2a_fabric.messages.inboxes import Inboxes
@@ -63,9 +63,9 @@ class RestMessages:
                 example={"entries": [1]}),
         )  # fmt: skip
 
-    async def send(self, context: RestCycle) -> RestReply:
+    def send(self, context: RestCycle) -> Awaitable[RestReply]:
         body: models.NewMessage = context.body
-        return await self._post_message(body, body.recipient, context)
+        return self._post_message(body, body.recipient, context)
 
     async def send_to_agent(self, context: RestCycle) -> RestReply:
         body: models.NewAgentMessage = context.body
@@ -81,8 +81,11 @@ class RestMessages:
     async def _post_message(
         self, body: models.NewAgentMessage, recipient: models.Recipient, context: RestCycle
     ) -> RestReply:
-        with translate_conflict(body.id, context.idempotency_key, "message"):
+        try:
             posted = await self._messages.post(context.principal, context.trace, build_draft(body, recipient, context))
+        except Conflict as exc:
+            raise_conflict(exc, body.id, context.idempotency_key, "message")
+        context.is_call = posted.is_new and posted.job is not None  # the job has its own log line
         view = self._render_message(posted.message, posted.job)
         location = build_location("messages", view.id, posted.message.message_id)
         return RestReply(body=view, status=201 if posted.is_new else 200, headers=[(b"location", location)])
@@ -166,14 +169,22 @@ class RestMessages:
         )
 
 
-def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, context: RestCycle) -> MessageDraft:
+_NO_DIRECTIVES = models.MessageDirectives()
+
+
+def _read_directives(metadata: dict[str, Any]) -> models.MessageDirectives:
     """Raises BadInput."""
     try:
-        directives = msgspec.convert(body.metadata, models.MessageDirectives)
+        return msgspec.convert(metadata, models.MessageDirectives)
     except msgspec.ValidationError as exc:
         error = bad_input_from(exc)
         field = f"metadata.{error.details.get('field', '')}".rstrip(".")
         raise BadInput(f"metadata.{error.message}", field=field, issue=error.details.get("issue")) from exc
+
+
+def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, context: RestCycle) -> MessageDraft:
+    """Raises BadInput."""
+    directives = _read_directives(body.metadata) if body.metadata else _NO_DIRECTIVES
     return MessageDraft(
         recipient=Party(id=recipient.id, kind=recipient.type),
         sender=None if body.sender is None else Party(id=body.sender.id, kind=body.sender.type),

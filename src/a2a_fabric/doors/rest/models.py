@@ -313,10 +313,13 @@ _ALIASES = {"data": "json"}  # the name in the client library of the platform
 
 def parts_from_wire(parts: Iterable[Part]) -> tuple[CorePart, ...]:
     """Raises BadInput, which names the part."""
-    return tuple(_part_from_wire(part, f"parts[{number}].content") for number, part in enumerate(parts))
+    return tuple([_part_from_wire(part, number) for number, part in enumerate(parts)])
 
 
-def _part_from_wire(part: Part, field_path: str) -> CorePart:
+def _part_from_wire(part: Part, number: int) -> CorePart:
+    if part.type == "text" and not part.metadata and isinstance(part.content, str):
+        return CorePart(kind="text", text=part.content, mime_type=part.mime_type, name=part.name)
+    field_path = f"parts[{number}].content"
     kind = _ALIASES.get(part.type, part.type)
     if kind not in PART_KINDS:
         return make_extension_part(part.type, part.content, part.metadata)
@@ -388,5 +391,7 @@ def _part_to_wire(part: CorePart) -> ShownPart:
 
 
 def get_content(part: CorePart) -> Any:
-    candidates = (part.url, part.blob, part.text)
-    return next((each for each in candidates if each is not None), part.data)
+    for content in (part.url, part.blob, part.text):
+        if content is not None:
+            return content
+    return part.data

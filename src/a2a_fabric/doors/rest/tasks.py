@@ -21,7 +21,7 @@ from a2a_fabric.core.call import (
     check_attachments,
     owner_from_principal,
 )
-from a2a_fabric.core.errors import JobNotFound
+from a2a_fabric.core.errors import Conflict, JobNotFound
 from a2a_fabric.core.job import (
     PRIORITY_BY_NAME,
     Job,
@@ -46,7 +46,7 @@ from a2a_fabric.doors.rest.http import (
     TaskAlreadyEnded,
     build_location,
     build_next_link,
-    translate_conflict,
+    raise_conflict,
 )
 from a2a_fabric.doors.rest.models import parts_from_wire, parts_to_wire
 from a2a_fabric.jobs.settings import JobOptions
@@ -102,6 +102,7 @@ class RestTasks:
     async def create(self, context: RestCycle) -> RestReply:
         job = await self.start_job(context.body, context)
         is_new = job.meta.get("trace_id") == context.trace.trace_id
+        context.is_call = is_new  # the job has its own log line
         view = render_task(job if is_new else await self._jobs.get(context.principal, job.job_id))
         location = build_location("tasks", view.id, job.job_id)
         return RestReply(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
@@ -129,10 +130,11 @@ class RestTasks:
             conversation_id=body.conversation_id,
             delegation_chain=context.delegation_chain,
         )
-        with translate_conflict(body.id, context.idempotency_key, "task"):
-            summary = await self._jobs.accept(
-                call, _build_job_options(body, context, describe_choice(name, choice.reason))
-            )
+        options = _build_job_options(body, context, describe_choice(name, choice.reason))
+        try:
+            summary = await self._jobs.accept(call, options)
+        except Conflict as exc:
+            raise_conflict(exc, body.id, context.idempotency_key, "task")
         return Job(**msgspec.structs.asdict(summary), call=call)
 
     async def list(self, context: RestCycle) -> RestReply:
