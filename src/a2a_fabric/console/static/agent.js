@@ -1,6 +1,7 @@
 // One agent: what it is, what it offers with a form to try it, and how to reach it from elsewhere.
 import { admin, call, duration, getToken, html, Link, overview, part, plural, say, setQuery, span, stream, text, useEffect, useLive, useRef, useState } from "./lib.js";
 import { Age, Badge, Code, Command, ConfirmButton, Dot, Fault, Fresh, HealthStrip, Icon, Json, Spark, Tabs, Tag, Time, TraceId, useRole } from "./parts.js";
+import { hasForm, NOTES, snippets } from "./snippets.js";
 import { initialValue, missing, Questions, SchemaForm } from "./form.js";
 
 export function Agent({ id, query }) {
@@ -92,7 +93,6 @@ function Capability({ agent, capability, open, canSwitch, onSwitch, prefill }) {
 /* ---------------------------------------------------------------- playground */
 
 const NO_SCHEMA = { type: "object", properties: { task: { type: "string", description: "What is to be done, in words." } }, required: ["task"] };
-const hasForm = (schema) => schema && schema.properties && Object.keys(schema.properties).length > 0;
 
 function parsePrefill(source) { try { const value = JSON.parse(source); return value && typeof value === "object" && !Array.isArray(value) ? value : null; } catch { return null; } }
 
@@ -169,52 +169,15 @@ export function describeEvent(event) {
 
 /* ---------------------------------------------------------------- how to reach it */
 
-const quoted = (source) => `'${source.replaceAll("'", `'\\''`)}'`;
-
-export function exampleOf(capability) {
-  const properties = (capability && capability.input_schema && capability.input_schema.properties) || {};
-  const required = (capability && capability.input_schema && capability.input_schema.required) || [];
-  const names = required.length ? required : Object.keys(properties).slice(0, 1);
-  const value = {};
-  for (const name of names) {
-    const field = properties[name] || {};
-    const type = Array.isArray(field.type) ? field.type[0] : field.type;
-    value[name] = "default" in field ? field.default : Array.isArray(field.enum) ? field.enum[0] : type === "integer" || type === "number" ? 1 : type === "boolean" ? true : type === "array" ? [] : type === "object" ? {} : "…";
-  }
-  return value;
-}
-
-export function snippets(origin, agentId, capability, token) {
-  const name = capability ? capability.name : "…";
-  const example = exampleOf(capability);
-  const isWords = !capability || !hasForm(capability.input_schema) || Object.keys(example).join() === "task";
-  const body = isWords ? { task: "…" } : { task: "", context: example };
-  const request = JSON.stringify({ name: "fabric.call", arguments: { agent_id: agentId, capability: name, ...body } }, null, 2);
-  const mcp = `${origin}/agents/${part(agentId)}/mcp`;
-  const label = agentId.replace(/[^A-Za-z0-9_-]+/g, "-");
-  const message = { messageId: "m-1", role: "ROLE_USER", parts: isWords ? [{ text: "…" }] : [{ data: { skill: name, arguments: example } }], ...(isWords ? { metadata: { skill: name } } : {}) };
-  return {
-    curl: `curl -s ${origin}/mcp/call \\\n  -H "Authorization: Bearer ${token}" \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(request)}`,
-    Python: `from a2a_fabric import SyncFabricClient\n\nwith SyncFabricClient("${origin}", token="${token}") as fabric:\n    result = fabric.call(${JSON.stringify(agentId)}, ${JSON.stringify(name)}, ${isWords ? '"…"' : `"", context=${toPython(example)}`})\n    print(result.data)`,
-    TypeScript: `const reply = await fetch("${origin}/mcp/call", {\n  method: "POST",\n  headers: {\n    "Authorization": "Bearer ${token}",\n    "Content-Type": "application/json",\n  },\n  body: JSON.stringify(${request.replaceAll("\n", "\n  ")}),\n});\nconst { ok, result, error, trace } = await reply.json();`,
-    Claude: `claude mcp add --transport http ${label} ${mcp} \\\n  --header "Authorization: Bearer ${token}"`,
-    Cursor: JSON.stringify({ mcpServers: { [label]: { url: mcp, headers: { Authorization: `Bearer ${token}` } } } }, null, 2),
-    A2A: `# card: ${origin}/agents/${part(agentId)}/.well-known/agent-card.json\ncurl -s ${origin}/agents/${part(agentId)}/message:send \\\n  -H "Authorization: Bearer ${token}" -H 'A2A-Version: 1.0' \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify({ message }, null, 2))}`,
-  };
-}
-
-const toPython = (value) => JSON.stringify(value).replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False").replace(/\bnull\b/g, "None");
-const NOTES = { Claude: "Then its tools are in Claude Code.", Cursor: "In .cursor/mcp.json, or ~/.cursor/mcp.json for all projects.", A2A: "Any A2A client can start from the card.", Python: "pip install a2a-fabric" };
-
 function Reach({ agent, capability, tab }) {
   const node = overview.use();
   const [withKey, setWithKey] = useState(false);
   const origin = (node && node.public_url) || location.origin;
-  const all = snippets(origin.replace(/\/$/, ""), agent.agent_id, capability, withKey && getToken() ? getToken() : "$FABRIC_TOKEN");
+  const all = snippets(origin.replace(/\/$/, ""), agent.agent_id, capability, withKey ? getToken() : "");
   const chosen = all[tab] ? tab : "curl";
   return html`<h2>Reach it</h2>
     <${Tabs} label="Client" items=${Object.keys(all).map((id) => ({ id, label: id }))} value=${chosen} onChange=${(value) => setQuery({ reach: value === "curl" ? "" : value })} />
     <${Code}>${all[chosen]}<//>
     <p class="hint">${NOTES[chosen] || null}</p>
-    ${getToken() ? html`<label class="check"><input type="checkbox" checked=${withKey} onChange=${(event) => setWithKey(event.target.checked)} /> Put my key in, instead of <code>$FABRIC_TOKEN</code></label>` : null}`;
+    ${getToken() ? html`<label class="check"><input type="checkbox" checked=${withKey} onChange=${(event) => setWithKey(event.target.checked)} /> Put my key in, instead of the variable <code>FABRIC_TOKEN</code></label>` : null}`;
 }

@@ -1,7 +1,7 @@
 // Every call as it happens; one call as a tree over attempts, nodes, protocols and jobs.
 import { admin, clock, duration, go, html, Link, overview, part, plural, setQuery, short, text, useEffect, useLive, useMemo, useState } from "./lib.js";
 import { Code, Command, CopyButton, Empty, Fault, Fresh, Icon, Json, Page, SearchBox, Select, Tabs, Tag, Time, TraceId, useRowKeys, VirtualRows } from "./parts.js";
-import { snippets } from "./agent.js";
+import { snippets } from "./snippets.js";
 
 const MOST_ROWS = 2000;
 const HOLD_BELOW = 160; // pixels
@@ -143,7 +143,7 @@ function Repeat({ agent, capability, attributes, tab }) {
   const known = useLive((signal) => admin("agent", { agent_id: agent }, { signal }), [agent]);
   const node = overview.use();
   const offered = known.data && known.data.agent.capabilities.find((each) => each.name === capability);
-  const all = snippets(((node && node.public_url) || location.origin).replace(/\/$/, ""), agent, offered || { name: capability }, "$FABRIC_TOKEN");
+  const all = snippets(((node && node.public_url) || location.origin).replace(/\/$/, ""), agent, offered || { name: capability });
   const input = attributes["fabric.input"], output = attributes["fabric.output"];
   return html`<div class="two repeat"><section class="block"><header><h2>${output ? "Result" : "Payload"}</h2></header>${input ? html`<h3>Input</h3><${Json} value=${parse(input)} max />` : null}${output ? html`<h3>Result</h3><${Json} value=${parse(output)} max />` : null}${input || output ? null : html`<p class="hint">This node keeps no payloads. <code>history.payloads: true</code> keeps what goes in and comes out, redacted.</p>`}</section>
     <section class="block reach"><header><h2>Call it again</h2></header><${Tabs} label="Client" items=${Object.keys(all).map((id) => ({ id, label: id }))} value=${all[tab] ? tab : "curl"} onChange=${(value) => setQuery({ as: value === "curl" ? "" : value })} /><${Code}>${all[tab] || all.curl}<//></section></div>`;
