@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Handler, Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.node_health import NodeHealth
-from a2a_fabric.core.ports import NodeDirectory
+from a2a_fabric.core.ports import NodeDirectory, Runtime
 from a2a_fabric.core.routing import RoutePlanner
 from a2a_fabric.registry.registry import Registry
 
@@ -23,6 +24,7 @@ class Gateway:
         handler: Handler,
         *,
         count_calls: Callable[[str], int] = lambda agent_id: 0,
+        load_runtime: Callable[[Manifest], Awaitable[Runtime]] | None = None,
         node_id: str = "local",
         node_health: NodeHealth | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
@@ -31,6 +33,7 @@ class Gateway:
         self.registry = registry
         self.plan = plan
         self.count_calls = count_calls  # how many calls an agent is working on
+        self.load_runtime = load_runtime  # of an agent, to ask its node about a trace; raises FabricError
         self.node_id = node_id
         self.node_health = node_health or NodeHealth()
         self.started_at = time.time()

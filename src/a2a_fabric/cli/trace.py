@@ -43,6 +43,17 @@ def show_trace(
         raise typer.Exit(1)
     for line in render_waterfall(trace, min(_MAX_WIDTH, shutil.get_terminal_size((80, 24)).columns)):
         print_line(line)
+    for node in trace.get("nodes", ()):
+        if node.get("reason"):
+            remark(replace_unprintable(f"{node['agent_id']}: {_ANSWERS[node['status']]}: {node['reason']}"))
+
+
+_ANSWERS = {
+    "ok": "its node was asked",
+    "not_permitted": "its node was not asked, or does not permit it",
+    "unreachable": "its node does not answer",
+    "refused": "its node did not tell",
+}
 
 
 async def _read_trace(node: FabricClient, trace_id: str) -> dict[str, Any]:

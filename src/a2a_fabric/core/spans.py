@@ -12,7 +12,7 @@ A job that was accepted has no runtime of its own; its span is the first half, b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -110,6 +110,39 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
     is_failed: bool = False
     is_call: bool = True
     body: bytes
+
+
+TraceAnswer = Literal["ok", "not_permitted", "unreachable", "refused"]
+
+
+class TraceNode(msgspec.Struct, frozen=True, kw_only=True):
+    """Another node that a trace reached, and whether it told what it knows."""
+
+    agent_id: str  # by which this node calls it
+    status: TraceAnswer
+    spans: int = 0
+    reason: str | None = None
+
+
+class RemoteTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What another node knows of a trace, with the nodes that it asked in turn."""
+
+    spans: tuple[Span, ...] = ()
+    nodes: tuple[TraceNode, ...] = ()
+
+
+@runtime_checkable
+class TellsTraces(Protocol):
+    """A runtime whose agent is at another node, which may have recorded its part of a trace."""
+
+    @property
+    def node_address(self) -> str:
+        """Agents with the same one are at the same node."""
+        ...
+
+    async def read_trace(self, trace_id: str, depth: int, timeout: float) -> RemoteTrace:
+        """With this node's own credentials. `depth`: how many nodes further it may ask. Raises FabricError."""
+        ...
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True):

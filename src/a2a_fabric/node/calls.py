@@ -169,6 +169,7 @@ class CallParts:
             planner,
             compose([*team_steps, *steps, *guards], route),
             count_calls=self._runtime_pool.count_calls,
+            load_runtime=self._runtime_pool.load_runtime,
             node_id=config.node_id,
             node_health=node_health,
             timeout_ms=config.limits.timeout_ms,

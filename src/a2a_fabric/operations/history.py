@@ -18,9 +18,10 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.policy import find_console_role
 from a2a_fabric.core.propagation import normalize_uuid
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.spans import CallFilter, CallHistoryPort, CallRecord, hide_from_caller
+from a2a_fabric.core.spans import CallFilter, CallHistoryPort, CallRecord, Span, TraceNode, hide_from_caller
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
+from a2a_fabric.operations.remote_traces import MAX_DEPTH, list_unasked, read_remote_traces
 
 _MAX_WAIT_MS = 30_000
 _MAX_FOLLOWED = 500  # calls in one reply to a follower
@@ -54,6 +55,9 @@ class CallListArguments(TracedArguments, frozen=True, kw_only=True):
 
 class TraceArguments(TracedArguments, frozen=True, kw_only=True):
     trace_id: Annotated[str, Meta(max_length=40, description="Which trace: a UUID, or 32 hexadecimal digits.")]
+    depth: Annotated[int, Meta(ge=0, le=MAX_DEPTH, description="For the operator: how many nodes further to ask.")] = (
+        MAX_DEPTH - 1
+    )
 
 
 class HistoryOperations:
@@ -93,13 +97,21 @@ class HistoryOperations:
         records = await history.read_trace(trace_id, owner)
         if role != "operator":
             records = [hide_from_caller(record) for record in records]
+        recorded = [span for record in records for span in record.spans]
         spans = [span for record in records for span in _list_spans(record)]
-        if role == "operator" and self._gateway.nodes is not None:
-            known = {span["span_id"] for span in spans}  # nodes may share a store
-            elsewhere = await self._gateway.nodes.read_trace(trace_id)
-            spans += [msgspec.to_builtins(span) for span in elsewhere if span.span_id not in known]
-        spans.sort(key=lambda span: span["started_at"])
-        return Result(data={"trace_id": trace_id, "spans": spans})
+        if role != "operator":
+            return _make_trace(trace_id, spans, list_unasked(recorded))
+        remote = await read_remote_traces(self._gateway, trace_id, recorded, arguments.depth)
+        elsewhere = [*remote.spans, *(await self._read_mesh(trace_id))]
+        known = {span["span_id"] for span in spans}  # nodes may share a store, or have called each other
+        for span in elsewhere:
+            if span.span_id not in known:
+                known.add(span.span_id)
+                spans.append(msgspec.to_builtins(span))
+        return _make_trace(trace_id, spans, remote.nodes)
+
+    async def _read_mesh(self, trace_id: str) -> Sequence[Span]:
+        return () if self._gateway.nodes is None else await self._gateway.nodes.read_trace(trace_id)
 
     async def _follow(
         self, history: CallHistoryPort, arguments: CallListArguments, query: CallFilter, principal: Principal
@@ -121,6 +133,13 @@ class HistoryOperations:
         if self._history is None:
             raise BadInput("This node keeps no history of its calls. Its operator can switch it on: history.enabled")
         return self._history
+
+
+def _make_trace(trace_id: str, spans: list[dict[str, Any]], nodes: Sequence[TraceNode]) -> Result:
+    """`nodes` only if there are any: other nodes that the trace reached."""
+    spans.sort(key=lambda span: span["started_at"])
+    more = {"nodes": msgspec.to_builtins(nodes)} if nodes else {}
+    return Result(data={"trace_id": trace_id, "spans": spans, **more})
 
 
 Rows = Sequence[tuple[int, CallRecord]]

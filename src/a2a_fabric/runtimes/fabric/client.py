@@ -21,6 +21,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import Fallback, Part, Questions
+from a2a_fabric.core.spans import RemoteTrace
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.runtimes.upstream import STATUS_ERRORS, error_from_outbound, error_from_status, read_bounded
@@ -206,8 +207,8 @@ _STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by 
 class NodeClient:
     def __init__(self, name: str, uri: str, psk: str | None, http: HTTPClient, reply_bytes: int) -> None:
         self.name = name  # the other node's id here
-        self._base_url = uri.rstrip("/")
-        self._url = f"{self._base_url}/mcp/call"
+        self.base_url = uri.rstrip("/")
+        self._url = f"{self.base_url}/mcp/call"
         self._host = urlsplit(uri).netloc
         self._http = http  # belongs to the node, which closes it
         self.reply_bytes = reply_bytes
@@ -232,12 +233,20 @@ class NodeClient:
             self.add_hop(error)
             raise
 
+    async def read_trace(self, trace_id: str, depth: int, timeout: float) -> RemoteTrace:
+        """What the node tells this one of a trace. Raises FabricError."""
+        reply = await self.call_operation("fabric.trace.get", {"trace_id": trace_id, "depth": depth}, timeout)
+        try:
+            return msgspec.convert(reply.data, RemoteTrace)
+        except msgspec.ValidationError as exc:
+            raise UpstreamFailed(f"Node '{self.name}' describes the trace in an unknown format: {exc}"[:300]) from exc
+
     async def post(self, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> HTTPReply:
         """A request at another door of the node. Raises FabricError if there is no reply."""
         try:
             return await self._http.request(
                 "POST",
-                self._base_url + path,
+                self.base_url + path,
                 headers={**self._headers, **headers},
                 body=body,
                 timeout=timeout,

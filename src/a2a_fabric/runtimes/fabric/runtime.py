@@ -49,6 +49,7 @@ from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import UNNAMED_NODE
 from a2a_fabric.core.result import EVENT_KINDS, Answers, Event, Fallback, Questions, Result, make_input_required
+from a2a_fabric.core.spans import RemoteTrace
 from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider
 from a2a_fabric.runtimes import remote_work
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
@@ -358,6 +359,13 @@ class RemoteAgentRuntime:
         self.prompts_and_resources = NodeUserInterfaces(self._node, self._agent, described.capabilities)
         return described
 
+    @property
+    def node_address(self) -> str:
+        return self._node.base_url
+
+    async def read_trace(self, trace_id: str, depth: int, timeout: float) -> RemoteTrace:
+        return await self._node.read_trace(trace_id, depth, timeout)
+
     async def aclose(self) -> None:
         await self._cancels.aclose()
 
@@ -421,6 +429,13 @@ class RemoteNodeRuntime:
             version=version if isinstance(version, str) else "",
         )
         return complete_manifest(self._manifest, published)
+
+    @property
+    def node_address(self) -> str:
+        return self._node.base_url
+
+    async def read_trace(self, trace_id: str, depth: int, timeout: float) -> RemoteTrace:
+        return await self._node.read_trace(trace_id, depth, timeout)
 
     async def aclose(self) -> None:
         await self._cancels.aclose()
