@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,47 @@ async def test_an_agent_for_others_cannot_be_called_described_searched_or_guesse
         asked = await node.operation("fabric.ask", {"text": "talk to basil"}, token=token)
         assert "basil" not in str(asked).replace("talk to basil", "")
     assert (await node.send("GET", "/metrics", token=WORK_ONLY)).status == 403
+
+
+PAGES = (
+    "/v1/agents", "/v1/agents?capability=parse-recipe", "/v1/agents/basil", "/openapi.json", "/v1/tasks",
+    "/.well-known/ai-catalog.json", "/.well-known/agent.json", "/.well-known/agent-card.json",
+    "/agents/basil/.well-known/agent.json", "/agents/basil/extendedAgentCard", "/agents/basil/mcp/server-card",
+    "/a2a/agents", "/a2a/agents/basil", "/mcp/list_agents", "/mcp/list_tools", "/mcp/agent/basil", "/monitoring/health",
+    "/metrics", "/health",
+)  # fmt: skip
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/search", {"query": {"text": "sous chef dinner"}}),
+    ("/a2a/discover", {"capabilities": ["parse-recipe", "find-slot"]}),
+    ("/a2a/task", {"taskId": "x-1", "input": {"task": "cook for dinner"}}),
+    ("/a2a/task", {"taskId": "x-2", "action": "parse-recip", "input": {}}),
+    ("/v1/tasks", {"agentId": "basi", "capability": "parse-recip", "input": {}}),
+    ("/v1/ask", {"text": "cook for dinner"}),
+    ("/v1/route", {"text": "cook for dinner"}),
+    ("/gateway/message:send", {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "dinner"}]}}),
+    ("/", {"jsonrpc": "2.0", "id": 1, "method": "discover", "params": {}}),
+    ("/mcp/call", {"name": "fabric.graph.plan", "arguments": {"graph": {"nodes": [{"id": "a", "agent": "basi"}]}}}),
+    ("/mcp/call", {"name": "fabric.task.send", "arguments": {"request": {"id": "t", "type": "x", "payload": {}}}}),
+    ("/mcp/call", {"name": "fabric.signal.send", "arguments": {"from": "calendar", "to": "basi", "type": "blocked"}}),
+    ("/mcp/call", {"name": "fabric.health", "arguments": {}}),
+    ("/mcp/call", {"name": "fabric.tool.list", "arguments": {}}),
+)
+TRACES_OF_BASIL = ("basil", "Basil", "Sous", "suggest-meal", "suggest_meal", "kitchen@", "pantry", "nearest: basil")
+
+
+@requirement("003-13")
+async def test_no_page_and_no_reply_of_any_door_tells_of_an_agent_for_others(node: Node) -> None:
+    await node.ask("basil", "suggest-meal", "x")  # so that there are calls and metrics of it
+    for token in (TEAM, PUBLIC, WORK_ONLY):
+        headers = {"A2A-Version": "1.0"}
+        replies = {path: await node.send("GET", path, token=token, headers=headers) for path in PAGES}
+        for path, body in REQUESTS:
+            replies[f"{path} {body}"] = await node.send("POST", path, json=body, token=token, headers=headers)
+        for request, reply in replies.items():
+            text = reply.body.decode()
+            told = [word for word in TRACES_OF_BASIL if word in text and word not in request]
+            assert told == [], (token, request, text)
+            assert "/basil" not in request or reply.status in (403, 404), request
 
 
 async def test_words_of_a_caller_for_whom_it_is_find_a_personal_agent(node: Node) -> None:

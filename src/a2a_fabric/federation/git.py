@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -357,6 +358,8 @@ class GitCheckout:
             "credential.helper": "",
             "gc.auto": "0",
             "http.followRedirects": "false",
+            "http.lowSpeedLimit": "1",  # a command whose node was killed ends by itself, too
+            "http.lowSpeedTime": f"{max(1, math.ceil(self.endpoint.timeout))}",
             "protocol.allow": "never",
             f"protocol.{self.endpoint.scheme}.allow": "always",
             "submodule.recurse": "false",
@@ -374,7 +377,7 @@ class GitCheckout:
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_LFS_SKIP_SMUDGE": "1",
-            "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+            "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=15",
             "LC_ALL": "C",
         }
 
