@@ -39,9 +39,9 @@ async def _measure() -> tuple[float, float]:
     async def say(task: str) -> dict[str, Any]:
         return {"answer": task}
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log:
         config = Config(store=f"sqlite:{Path(folder) / 'fabric.db'}")
-        async with Fabric(config, base=Path(folder), sources=[], agents=[agent], log_stream=None) as node:
+        async with Fabric(config, base=Path(folder), sources=[], agents=[agent], log_stream=log) as node:
             times: dict[str, list[float]] = {"alone": [], "graph": []}
             graphs = node.operations.graphs
             for _ in range(ROUNDS):
