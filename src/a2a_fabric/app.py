@@ -79,6 +79,7 @@ class Fabric:
         log_stream: IO[str] | None = None,
         descriptions: DescriptionStore | None = None,
         workers: Workers | None = None,
+        is_serving: bool = True,
         session_file: Path | None = None,
     ) -> None:
         """`descriptions` is where the node remembers what agents offer, if that is not its store. `workers` are the
@@ -86,6 +87,7 @@ class Fabric:
         """
         self._session_file = session_file
         self.config = config or Config()
+        self._is_serving = is_serving
         self._base = base or Path.cwd()
         self.store_address = resolve_store_address(self.config, base)
         self._environ = read_environment() if environ is None else environ
@@ -134,7 +136,8 @@ class Fabric:
                 await door.prepare()
             self.registry.add_listener(self._log_view_warnings)
             self._log_view_warnings(self.registry.catalog)
-            await join_mesh(self._context, self.agents, self._calls, self.peer_services)
+            if self._is_serving:
+                await join_mesh(self._context, self.agents, self._calls, self.peer_services)
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self.agents.history.aclose)
             stack.push_async_callback(memory.aclose)
@@ -265,6 +268,7 @@ class Fabric:
             callbacks=Callbacks(config.public_url, owner_tag="" if self._peers is None else self._peers.owner_tag),
             peers=self._peers,
             session_file=self._session_file,
+            is_serving=self._is_serving,
         )
 
     def _reserve_names(self) -> ReservedNames:

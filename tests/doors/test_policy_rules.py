@@ -19,7 +19,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.rules import PolicyRule
 from tests.doors.test_views import listed
 from tests.fixtures.mcp_client import client, words
-from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
+from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -127,6 +127,22 @@ async def test_a_tool_that_a_rule_denies_is_refused_with_the_rule(node: Node) ->
     ]
     assert [each["error_details"]["rule"] for each in refusals] == ["no-maths", "no-maths"]
     assert refusals[0]["error"].replace("calculate", "nothing") == refusals[1]["error"]
+
+
+async def test_the_refusal_of_every_door_names_the_rule_also_to_the_operator(node: Node) -> None:
+    put_in_force(node, {"name": "nobody-opens", "effect": "deny", "agents": ["vault"]})
+    message = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}]}}
+    for token in (CI, PSK):
+        call = {"agent_id": "vault", "capability": "open_safe", "task": "x"}
+        refusals = [str(await node.operation("fabric.call", call, token=token))]
+        async with client(node, "2026-07-28", token=token) as connected:
+            refusals.append(words(await connected.call_tool("vault_open_safe", {})))
+            assert "rule" not in words(await connected.call_tool("percy_open_safe", {}))
+        for path in ("/agents/vault/message:send", "/agents/nobody/message:send"):
+            reply = await node.send("POST", path, token=token, json=message, headers={"A2A-Version": "1.0"})
+            refusals.append(str(reply.json))
+        assert "nobody-opens" not in refusals.pop()
+        assert all("rule 'nobody-opens'" in refusal for refusal in refusals), refusals
 
 
 async def test_the_verdict_and_its_rule_are_in_the_preview(node: Node) -> None:

@@ -1,8 +1,9 @@
-"""`a2a-fabric check` says when callers without credentials are let in from other machines."""
+"""`a2a-fabric check` says when callers without credentials are let in from other machines, and opens no port."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,10 @@ def test_an_open_node_without_any_key_on_a_public_address_does_not_start(tmp_pat
     status, _, said = check(tmp_path, "listen: 0.0.0.0:0\nauth: {anonymous: true}\n")
     assert status == 1
     assert "loopback" in said
+
+
+def test_it_opens_no_port_so_the_node_may_run_meanwhile(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, said = check(tmp_path, f'doors: [{{kind: a2a, grpc: "127.0.0.1:{port}"}}]\n')
+    assert (status, "cannot listen" in said) == (0, False), said

@@ -133,6 +133,7 @@ def build_node(setup: NodeSetup, config: Config) -> Fabric:
             psk=psk,
             environ=setup.environ,
             log_stream=io.StringIO(),
+            is_serving=False,
         )
 
 

@@ -172,7 +172,7 @@ def is_limited(principal: Principal) -> bool:
 
 def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> str | None:
     """Why the call is refused, or None if it is allowed."""
-    if (principal.scp is not None or principal.cap is not None) and not _covers(
+    if (principal.scp is not None or principal.cap is not None) and not allows_by_scope(
         principal, "tool" if manifest.is_tool else "agent", manifest.agent_id, capability
     ):
         return _outside_scopes_message(manifest.agent_id, capability)
@@ -194,7 +194,7 @@ def find_verdict(principal: Principal, manifest: Manifest, capability: str) -> V
 
 def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str) -> str | None:
     """The same for an agent that does not exist; None means that the caller may learn that."""
-    if not _covers(principal, "agent", agent_id, capability):
+    if not allows_by_scope(principal, "agent", agent_id, capability):
         return _outside_scopes_message(agent_id, capability)
     if principal.views:
         return _outside_view_message(agent_id, capability, principal.views)
@@ -224,7 +224,7 @@ def refuse_call(principal: Principal, reason: str, agent_id: str, capability: st
     message, details = f"Refused by policy: {reason}", {"agent_id": agent_id[:128], "capability": capability[:128]}
     if isinstance(reason, OperatorText):
         message = OperatorText(message, f"Refused by policy: {reason.public}")
-    if _covers(principal, "agent", agent_id, capability):
+    if allows_by_scope(principal, "agent", agent_id, capability):
         shown = reason.public if isinstance(reason, OperatorText) else reason
         rule = shown.split("'", 2)[1] if shown.startswith(_RULE_MARK) else None  # names of rules have no quotes
         return Forbidden(message, **details, rule=rule)
@@ -388,7 +388,7 @@ def _needs_explicit_scope(principal: Principal) -> bool:
     return principal.trust == "public" and principal.scp is None
 
 
-def _covers(principal: Principal, kind: str, agent_id: str, capability: str) -> bool:
+def allows_by_scope(principal: Principal, kind: str, agent_id: str, capability: str) -> bool:
     limits = _limits(principal)
     return not limits or all(
         limit.grants(kind, agent_id) or limit.allows_capability(normalize_name(capability)) for limit in limits

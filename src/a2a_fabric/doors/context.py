@@ -114,6 +114,7 @@ class DoorContext:
     door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
     session_file: Path | None = None  # where sessions are kept while the process is restarted
+    is_serving: bool = True  # False: a door with a listener of its own checks its settings, and opens no port
     owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several
 
 

@@ -58,6 +58,7 @@ class NodeContext:
     callbacks: Callbacks
     peers: Peers | None
     session_file: Path | None = None
+    is_serving: bool = True
 
     @property
     def owner_tag(self) -> str:

@@ -131,6 +131,7 @@ class DoorParts:
             messages=self._messages,
             inboxes=self._inboxes,
             tls=resolve_tls_files(context.base, config),
+            is_serving=context.is_serving,
             owner_tag=context.owner_tag,
             session_file=context.session_file,
         )

@@ -28,7 +28,7 @@ from a2a_fabric.core.call import (
 )
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, OutOfScope, UnknownOperation
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
-from a2a_fabric.core.policy import administers, find_denial_by_name, find_refusal, is_limited, is_scoped
+from a2a_fabric.core.policy import administers, allows_by_scope, find_refusal, is_limited, is_scoped
 from a2a_fabric.core.propagation import MaybeChain, Trace, WireChain, pick_longer_chain
 from a2a_fabric.core.result import Answer, Answers, OriginalMessage, Result
 from a2a_fabric.core.tasks import iterate_in_slices
@@ -222,6 +222,7 @@ def _check_timestamp(name: str, timestamp: float | None) -> float | None:
 PREFIX = "fabric.tool."
 _CATEGORY_ALIASES = {"encoding": "encode"}
 _MAX_NAME_SHOWN = 128
+_TOOL_SEPARATORS = "_."
 _MAX_ID = 512  # characters of a tool id, which may contain an agent id and a capability name
 
 
@@ -494,10 +495,8 @@ def forbidden_tool(name: str, principal: Principal) -> Forbidden:
     shown = name[:_MAX_NAME_SHOWN]
     message = f"Refused by policy: there is no tool '{shown}' for these credentials"
     tool_id = name.removeprefix(PREFIX)
-    if not is_scoped(principal):
-        agent_id, _, capability = tool_id.removeprefix("agent.").rpartition(".")
-        target = (agent_id, capability) if tool_id.startswith("agent.") else (tool_id, None)
-        rule = find_denial_by_name(principal, *target)
+    rule = _find_denying_rule(principal, tool_id[:_MAX_NAME_SHOWN])
+    if rule is not None or not is_scoped(principal):
         return Forbidden(message if rule is None else f"{message} (rule '{rule}')", tool=shown, rule=rule)
     scope = None
     if tool_id.startswith("agent."):
@@ -505,6 +504,22 @@ def forbidden_tool(name: str, principal: Principal) -> Forbidden:
     elif tool_id != name:
         scope = f"tool:{tool_id}"
     return OutOfScope(message, scope, tool=shown)
+
+
+def _find_denying_rule(principal: Principal, tool_id: str) -> str | None:
+    """The rule that denies a tool of this name, whether there is one or not: `agent.ID.NAME`, `ID_NAME`, or its id."""
+    rules = principal.entry.rules if principal.entry else None
+    if rules is None:
+        return None
+    if tool_id.startswith("agent."):
+        agent_id, _, capability = tool_id.removeprefix("agent.").rpartition(".")
+        targets = [(agent_id, capability)]
+    else:
+        splits = [at for at, letter in enumerate(tool_id) if letter in _TOOL_SEPARATORS]
+        targets = [(tool_id, ""), *((tool_id[:at], tool_id[at + 1 :]) for at in splits)]
+    within_scopes = (each for each in targets if allows_by_scope(principal, "agent", *each))
+    found = (rules.find_denial_by_name(agent_id, capability or None) for agent_id, capability in within_scopes)
+    return next((rule for rule in found if rule is not None), None)
 
 
 def _includes_tool(arguments: ToolListArguments, item: dict[str, Any], words: Sequence[str]) -> bool:

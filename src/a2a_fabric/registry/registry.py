@@ -27,13 +27,14 @@ from a2a_fabric.core.agent import (
     normalize_name,
 )
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.errors import STORE_AWAY, AgentNotFound, FabricError, StoreUnavailable
+from a2a_fabric.core.errors import STORE_AWAY, AgentNotFound, FabricError, Forbidden, StoreUnavailable
 from a2a_fabric.core.federation import WordRouting, merge_word_routing
 from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
-from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
+from a2a_fabric.core.policy import acts_as_operator, check_agent_name, find_verdict, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource, ReportsProblems, RoutesByWords
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.tasks import iterate_in_slices
+from a2a_fabric.core.view import EVERY_CAPABILITY
 from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools, InjectionMarks
 from a2a_fabric.registry.catalog import Catalog, PersonalCatalogs
 from a2a_fabric.registry.changes import RegistryChanges, UnaskedAgents
@@ -265,8 +266,20 @@ class Registry:
         manifest = self.get_for(principal, agent_id)
         if manifest is None:
             check_agent_name(principal, agent_id)
+            self._tell_operator_of_rule(principal, agent_id)
             raise AgentNotFound(agent_id, self.list_hints(principal, agent_id))
         return manifest
+
+    def _tell_operator_of_rule(self, principal: Principal, agent_id: str) -> None:
+        """Raises Forbidden if there is such an agent, which a rule of the operator hides from the operator, too."""
+        hidden = self.catalog_for(principal).get(agent_id) if acts_as_operator(principal) else None
+        verdict = None if hidden is None else find_verdict(principal, hidden, EVERY_CAPABILITY)
+        if verdict is not None and verdict.effect == "deny":
+            raise Forbidden(
+                f"Refused by policy: rule '{verdict.rule}' keeps agent '{agent_id}' from this caller",
+                agent_id=agent_id,
+                rule=verdict.rule,
+            )
 
     def list_hints(self, principal: Principal, near: str) -> Iterator[str]:
         """Ids of agents that this caller may see, to name the nearest in an error."""

@@ -429,6 +429,9 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
     _check_listen_address(host, state)
     build_context = partial(_CallContextBuilder, state, is_local=is_loopback(host))
     listener = GrpcListener(address, state.context.tls, state.settings.grpc_client_certificates)
+    if not state.context.is_serving:
+        yield address
+        return
     limit = state.body_limit.bytes
     state.body_limit.listeners.append(partial(_log_other_limit, limit))
     options = [
