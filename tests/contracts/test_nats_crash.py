@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.stores.nats.store import NatsStore, settings_from_address
 from tests.contracts.test_nats_faults import ask
 from tests.contracts.test_store_processes import Ledger, child, heard, said
 from tests.fixtures.nats import NatsCluster, NatsServer, new_name
 
-SNAPSHOTS = "snapshot_messages=100"
+SNAPSHOTS = "snapshot_messages=20"
 ROUNDS = int(os.environ.get("STORE_CRASH_ROUNDS", "2"))  # `make soak` asks for more
 
 
@@ -65,6 +66,8 @@ async def run_rounds(address: str, choose_server: Callable[[], Awaitable[NatsSer
         finally:
             await store.aclose()
     assert len(ledger.jobs) >= rounds
+    log = await ask(address, f"STREAM.INFO.{parse_nats_address(address).name}_log")
+    assert log["state"]["first_seq"] > 1
 
 
 def acknowledged(lines: list[list[str]]) -> list[list[str]]:

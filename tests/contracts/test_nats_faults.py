@@ -329,6 +329,37 @@ async def test_a_value_of_ten_megabytes_goes_to_all_nodes() -> None:
         await until(lambda: same(here, there), WAIT_TIMEOUT)
 
 
+def split_subscription(store: NatsStore, topic: str) -> list[bytes]:
+    """The messages of a batch of another node that is too large for one."""
+    batch = Batch(
+        previous=store._parts.replica.batch_id, node="other", at=0.0, changes=1, topics=[],
+        statements=[Statement("INSERT INTO subscriptions VALUES (?, ?)", [(topic, "agent:percy")])],
+    )  # fmt: skip
+    return split_batch(create_batch_id(), encode_batch(batch), 64)
+
+
+async def test_a_node_lets_another_one_finish_a_batch_of_several_messages() -> None:
+    address = shared().address()
+    subject = f"{parse_nats_address(address).name}.log"
+    async with opened(address) as store:
+        *first, last = split_subscription(store, "news")
+        for part in first:
+            await publish(address, subject, part)
+        await until(lambda: _is(store._parts.replica.is_inside_batch))
+        accepting = asyncio.create_task(store.jobs.accept(new_job()))
+        await publish(address, subject, last)
+        await accepting
+        assert await store.messages.list_topics() == [("news", 1)]
+
+        for part in split_subscription(store, "sports")[:-1]:
+            await publish(address, subject, part)  # and the other node dies
+        await until(lambda: _is(store._parts.replica.is_inside_batch))
+        await store.jobs.accept(new_job())
+        assert await store.messages.list_topics() == [("news", 1)]
+        async with opened(address) as other:
+            assert await same(store, other)
+
+
 async def test_a_value_that_is_too_large_is_refused_and_changes_nothing() -> None:
     async with opened(shared().address()) as store:
         job = await begun(store)

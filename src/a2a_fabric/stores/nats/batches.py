@@ -101,6 +101,11 @@ class PartCollector:
         self._batch_id = NO_BATCH
         self._bodies: list[bytes] = []
 
+    @property
+    def is_inside_batch(self) -> bool:
+        """The last part that was added has successors."""
+        return bool(self._bodies)
+
     def clear(self) -> None:
         self._bodies = []
 

@@ -92,6 +92,11 @@ class Replica:
         """For the ports of the SQLite store. They never use `writer` themselves."""
         return SqliteConnections(self._writer, self.reader, len(load_migrations("sqlite")))
 
+    @property
+    def is_inside_batch(self) -> bool:
+        """The last message was a part of a batch of another node, which has more."""
+        return self._collector.is_inside_batch
+
     # Groups of writes
 
     def run_group(self, group: Sequence[PendingWork], now: float, node: str, topics: set[str]) -> GroupOutcome:

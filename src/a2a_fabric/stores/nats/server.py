@@ -117,7 +117,7 @@ async def ensure_streams(
     await _ensure_stream(jetstream, snapshots_config, replicas is not None, address)
     if await _ensure_stream(jetstream, log_config, replicas is not None, address):
         _log.warning(
-            "created the store %s with %d replicas. Every server needs `sync_interval: always` under `jetstream`, or a "
+            "created the store %s (replicas: %d). Every server needs `sync_interval: always` under `jetstream`, or a "
             "power cut may take confirmed writes; servers do not tell clients whether they have it",
             names.name,
             wanted,

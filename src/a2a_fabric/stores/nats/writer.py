@@ -63,6 +63,7 @@ _DELIVERY_WAIT = 0.1  # for a message that is known to be in the log; then it is
 _CONTENTION = 1.0  # seconds after a lost race in which this node leaves the others a gap
 _CLOCK_INTERVAL = 30.0
 _LEADER_TIME = 3.0
+_PART_WAIT = 0.5  # for the next part of another node's batch; then that node seems to be dead
 _HEADROOM = 4096  # of `max_payload`, for headers
 
 
@@ -124,6 +125,7 @@ class ReplicatedWriter:
         self._behind_since: float | None = None
         self._failure: StoreError | None = None  # the copy cannot go on; restarting the node may help
         self._conflict_at = float("-inf")
+        self._abandoned_at = 0  # sequence of a part that had no successor for too long
         self._clock_read_at = float("-inf")
         self._throttle = LogThrottle(_log)
         self._is_open = True
@@ -283,6 +285,7 @@ class ReplicatedWriter:
             raise self._failure
         is_current = False
         while True:
+            await self._let_batch_end(ends_at)
             outcome = await self._in_thread(run)
             if outcome.body is None:
                 if is_current:
@@ -328,6 +331,16 @@ class ReplicatedWriter:
         return int(self._stream.jetstream.connection.server_info["max_payload"]) - _HEADROOM
 
     # Catching up
+
+    async def _let_batch_end(self, ends_at: float) -> None:
+        """Wait while another node writes a batch of several messages: one of ours in between would make it void."""
+        waits_until = _now() + _PART_WAIT
+        while self._replica.is_inside_batch and self._replica.sequence != self._abandoned_at:
+            if messages := await self._take_messages():
+                await self._apply(messages)
+                waits_until = _now() + _PART_WAIT
+            if _now() > min(waits_until, ends_at):
+                self._abandoned_at = self._replica.sequence
 
     async def _catch_up(self, target: int, ends_at: float) -> None:
         """Apply the log up to this sequence. Messages that are not delivered soon are asked for."""
