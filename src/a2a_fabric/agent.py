@@ -17,7 +17,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -58,8 +57,7 @@ log = logging.getLogger(__name__)
 _LOG_HINT = "its operator finds the reason in the node's log under this trace id"
 
 
-@dataclass(frozen=True)
-class _CapabilityFunction:
+class _CapabilityFunction(msgspec.Struct, frozen=True):
     """A capability and the function behind it."""
 
     capability: Capability

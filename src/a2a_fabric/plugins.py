@@ -8,13 +8,15 @@ points `a2a_fabric.doors`, `.runtimes`, `.stores`, `.schemas` and `.guards`. An 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import entry_points
 from inspect import iscoroutinefunction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, suggest_nearest
 from a2a_fabric.core.guards import CallGuard
 from a2a_fabric.core.ports import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin, load_module
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 PluginGroup = Literal["doors", "runtimes", "stores", "schemas", "guards"]
 
@@ -84,7 +86,7 @@ def list_builtin_kinds(group: PluginGroup) -> list[str]:
 
 
 def list_kinds(group: PluginGroup) -> list[str]:
-    third_party = {point.name for point in entry_points(group=f"a2a_fabric.{group}")}
+    third_party = {point.name for point in _list_entry_points(group)}
     return sorted(third_party | set(_BUILT_IN[group]) | set(_ADDED[group]))
 
 
@@ -146,7 +148,7 @@ def _load(group: PluginGroup, kind: str) -> Any:
         return _ADDED[group][kind]
     address = _BUILT_IN[group].get(kind)
     if address is None:
-        points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]
+        points = [point for point in _list_entry_points(group) if point.name == kind]
         if not points:
             available = list_kinds(group)
             raise ConfigError(
@@ -158,3 +160,9 @@ def _load(group: PluginGroup, kind: str) -> Any:
         return getattr(load_module(module), attribute)
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"{group[:-1]} '{kind}' cannot be loaded: {exc}") from exc
+
+
+def _list_entry_points(group: PluginGroup) -> EntryPoints:
+    """Those of installed packages. Most nodes have built-in kinds only, so the module is loaded on use."""
+    points: EntryPoints = load_module("importlib.metadata").entry_points(group=f"a2a_fabric.{group}")
+    return points

@@ -7,12 +7,12 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from a2a_fabric import plugins
 from a2a_fabric.core.call import Principal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
@@ -54,7 +53,7 @@ async def trusted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     given = {"path": "project", "env": {"TOKEN": "given"}, "permissions": "allow"}
     offered = {"mcp_servers": SERVERS, "offer_node": True}
     environ = {**os.environ, "FABRIC_PSK": "secret", "FABRIC_HOME": "/somewhere"}
-    context = dataclasses.replace(context_at(base), environ=environ)
+    context = msgspec.structs.replace(context_at(base), environ=environ)
     runtime = build(manifest_of(command=PROGRAM, **given, **offered), context)
     yield runtime
     await runtime.aclose()

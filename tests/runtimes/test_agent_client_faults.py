@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,7 +33,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     def build_one(
         *options: str, command: list[str] | None = None, reply_bytes: int = 10**7, **endpoint: Any
     ) -> Runtime:
-        context = dataclasses.replace(context_at(tmp_path), reply_bytes=reply_bytes)
+        context = msgspec.structs.replace(context_at(tmp_path), reply_bytes=reply_bytes)
         runtime = build(manifest_of(command=command or [*PROGRAM, *options], **endpoint), context)
         built.append(runtime)
         return runtime

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +66,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
 
 
-@dataclass(kw_only=True)
-class Node:
+class Node(msgspec.Struct, kw_only=True):
     """What the operations of operators work with. `secrets` are never shown, wherever they turn up."""
 
     get_config: Callable[[], Config]  # as it counts now
@@ -87,7 +85,7 @@ class Node:
     processes: Processes
     secrets: Collection[str] = ()
     is_stopping: bool = False
-    _since: dict[str, tuple[str, float]] = field(default_factory=dict)  # status of each agent, and since when
+    _since: dict[str, tuple[str, float]] = {}  # status of each agent, and since when
 
     def __post_init__(self) -> None:
         self.processes.add(_FIGURES, self._answer_figures)

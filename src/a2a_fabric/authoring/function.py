@@ -19,7 +19,6 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -89,8 +88,7 @@ def result_schema_from_hint(returns: Any) -> dict[str, Any] | None:
     return {**wrapped, "$defs": definitions} if definitions else wrapped
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of one function, and how JSON values are bound to them."""
 
     arguments: type[msgspec.Struct]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from a2a_fabric.cli.output import STYLES
+from a2a_fabric.core.ports import load_module
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _MIN_WIDTH = 14  # shorter words are not broken, as long as the terminal is wide enough
 _COLUMN_GAP = 2
@@ -19,7 +21,7 @@ _COLUMN_GAP = 2
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     rows = [[" ".join(cell.split()) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        console = Console()
+        console = load_module("rich.console").Console()  # only for a terminal, and never by a node
         console.print(_build_table(columns, rows, console.width))
         return
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
@@ -29,7 +31,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """The first column is never broken; the others break long words if the terminal is too narrow for them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    text_type = load_module("rich.text").Text
+    table: Table = load_module("rich.table").Table(box=None, pad_edge=False, header_style="bold")
     first, *others = zip(columns, *rows, strict=True)
     min_widths = [
         min(_MIN_WIDTH, max(len(word) for cell in cells for word in cell.split() or [""])) for cells in others
@@ -42,5 +45,5 @@ def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: i
     for name, min_width in zip(columns[1:], min_widths, strict=True):
         table.add_column(name.upper(), overflow="fold", min_width=min_width, width=min_width if is_tight else None)
     for row in rows:
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(text_type(cell, style=STYLES.get(cell, "")) for cell in row))
     return table

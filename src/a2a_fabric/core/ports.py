@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -204,23 +203,20 @@ class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The settings of a door that has none: every key besides `kind` is refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoorPlugin(Generic[SettingsT, ContextT, DoorT]):
+class DoorPlugin(msgspec.Struct, Generic[SettingsT, ContextT, DoorT], frozen=True, kw_only=True):
     """`settings` is the struct into which the door's table in `fabric.yaml` is decoded, `kind` left out."""
 
     settings: type[SettingsT]
     build: Callable[[SettingsT, ContextT], DoorT]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimePlugin(Generic[ContextT]):
+class RuntimePlugin(msgspec.Struct, Generic[ContextT], frozen=True, kw_only=True):
     """`build` raises BadInput for an endpoint that it cannot use. It connects to nothing: the first call does."""
 
     build: Callable[[Manifest, ContextT], Runtime]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StorePlugin:
+class StorePlugin(msgspec.Struct, frozen=True, kw_only=True):
     """`build` opens the store at an address such as `kind:PATH`. Raises StoreError if it cannot be used."""
 
     build: Callable[[str], Awaitable[Store]]

@@ -20,7 +20,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, islice
 from operator import attrgetter, neg
 from typing import Literal, NamedTuple
@@ -33,7 +33,6 @@ _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]")
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORD = re.compile(r"[^\W_]+")
 _LOWER_ASCII_WORDS = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
-_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 # On the word families of agents' names they group like Snowball (PyStemmer), which would be a compiled dependency.
 _SUFFIXES = (
     "ations", "ation", "ators", "ator", "ating", "ated", "ates", "ate",
@@ -73,11 +72,17 @@ def iter_words_and_stems(text: str) -> Iterator[tuple[str, str]]:
     unaccented = text if text.isascii() else _strip_accents(text)
     for run in _WORD.findall(_CAMEL_BOUNDARY.sub(" ", unaccented)):
         word = run.casefold()[:_MAX_WORD]
-        if word.isascii() or not _UNSPACED.search(word):
+        if word.isascii() or not _compile_unspaced().search(word):
             yield word, _stem(word)
         else:
             pairs = (word[at : at + 2] for at in range(max(1, len(word) - 1)))
             yield from ((pair, pair) for pair in pairs)
+
+
+@cache
+def _compile_unspaced() -> re.Pattern[str]:
+    """Kana, Han and Hangul. Compiled for the first word that is not ASCII: such a class takes a while."""
+    return re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]")
 
 
 @lru_cache(maxsize=65_536)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 MAX_TEXT = 4000  # characters of a request that are compared
@@ -19,11 +19,6 @@ _MAX_PHRASE = 200  # characters
 _MAX_WORD = 64
 _MAX_KNOWN_CHARACTERS = 20_000
 _WORD = re.compile(r"\S+")
-# One word each: Thai, Lao, Myanmar, Khmer, kana, Han and Hangul syllables with what belongs to them.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-_PIECE = re.compile(f"{_UNSPACED.pattern}|(?:(?!{_UNSPACED.pattern}).)+")
 # Marks that only decorate a letter: Latin, Greek and Cyrillic accents, Hebrew points, Arabic vowel signs.
 _ACCENTS = re.compile("[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670]")
 _QUOTES = {'"': '"', "“": "”", "„": "“”", "«": "»", "‹": "›", "「": "」", "『": "』", "`": "`", "‘": "’", "'": "'"}
@@ -93,7 +88,7 @@ def fold_word(word: str) -> str:
 def measure_phrase(folded: str) -> float:
     """How many words a folded phrase has; a character of a script without spaces counts as half a word."""
     words = folded.split(" ")
-    return sum(0.5 if _UNSPACED.match(word) else 1.0 for word in words)
+    return sum(0.5 if not word.isascii() and _compile_unspaced().match(word) else 1.0 for word in words)
 
 
 def contains_phrase(words: Sequence[Word], folded: str) -> bool:
@@ -104,11 +99,34 @@ def _iter_spans(text: str) -> Iterator[tuple[int, int]]:
     """Where the words of a text are. "C++" and "C#" are words of their own."""
     for match in _WORD.finditer(text.translate(_CHARACTERS)):
         start, end = match.span()
-        if text.isascii() or not _UNSPACED.search(match[0]):
+        if text.isascii() or not _compile_unspaced().search(match[0]):
             signs = _SUFFIX_SIGNS.match(text, end)
             yield start, signs.end() if signs is not None else end
         else:
-            yield from ((start + each.start(), start + each.end()) for each in _PIECE.finditer(match[0]))
+            yield from ((start + first, start + last) for first, last in _iter_pieces(match[0]))
+
+
+def _iter_pieces(text: str) -> Iterator[tuple[int, int]]:
+    """Each character of a script without spaces is a word, and so is what stands between two of them."""
+    previous_end = 0
+    for match in _compile_unspaced().finditer(text):
+        if match.start() > previous_end:
+            yield previous_end, match.start()
+        yield match.span()
+        previous_end = match.end()
+    if previous_end < len(text):
+        yield previous_end, len(text)
+
+
+@cache
+def _compile_unspaced() -> re.Pattern[str]:
+    """Thai, Lao, Myanmar, Khmer, kana, Han and Hangul syllables with what belongs to them.
+
+    Compiled for the first text that is not ASCII: a class of so many characters takes milliseconds.
+    """
+    return re.compile(
+        "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
+    )
 
 
 def _singular(word: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.agent import Manifest
@@ -59,8 +59,7 @@ class ProxySteps(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class TLSFiles:
+class TLSFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The node's certificate and its key, in PEM, and the authorities of client certificates, if it asks for any."""
 
     cert: Path
@@ -75,8 +74,7 @@ class TLSFiles:
         return tuple(map(read_file_version, (self.cert, self.key, self.client_ca)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoorContext:
+class DoorContext(msgspec.Struct, frozen=True, kw_only=True):
     """`tunnel` connects to an agent that is called in its own protocol; `proxy_steps` surround its requests.
 
     A door that listens outside the web server calls `verify_credentials` before `identify`. `http` sends requests that
@@ -100,14 +98,14 @@ class DoorContext:
     subscriptions: FairLimit
     failed_attempts: FailedAttempts
     caller_share: Share = DEFAULT_SHARE  # of each limit, for one caller
-    body_limit: BodyLimit = field(default_factory=lambda: BodyLimit(4 * 1024 * 1024))
+    body_limit: BodyLimit = msgspec.field(default_factory=lambda: BodyLimit(4 * 1024 * 1024))
     metrics: Callable[[], Awaitable[bytes]] | None = None
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
     find_client: Callable[[str], HTTPClient | None] = lambda agent_id: None  # instead of `http`, for one agent
     sign_trace: Callable[[Trace, str, Any], str] | None = None  # for trace, outcome and result of a reply
-    resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
+    resource_providers: PromptResourceProviders = msgspec.field(default_factory=PromptResourceProviders)
     public_url: str | None = None  # of this node; None: the address that each request was sent to
     admits_anonymous: Callable[[], bool] = lambda: False  # whether programs need no credentials
     list_issuers: Callable[[], tuple[str, ...]] = lambda: ()  # whose tokens are accepted, besides the node's own keys
@@ -122,8 +120,7 @@ async def _prepare_nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, kw_only=True)
-class Door:
+class Door(msgspec.Struct, frozen=True, kw_only=True):
     """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
 
     `hot_routes` are those of the routes whose paths become hot when they are first used. Their endpoints are ASGI
@@ -132,11 +129,11 @@ class Door:
     It awaits `prepare` when its agents are known, before it serves: what the first request would wait for is loaded.
     """
 
-    hot: Mapping[str, ASGIApp] = field(default_factory=dict)
-    sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
+    hot: Mapping[str, ASGIApp] = {}
+    sockets: Mapping[str, ASGIApp] = {}
     routes: Sequence[BaseRoute] = ()
     hot_routes: Sequence[Route] = ()
-    lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    lifetime: AbstractAsyncContextManager[Any] = msgspec.field(default_factory=nullcontext)
     prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()
-    sessions: Mapping[str, Callable[[], int]] = field(default_factory=dict)  # by kind: how many are open, for metrics
+    sessions: Mapping[str, Callable[[], int]] = {}  # by kind: how many are open, for metrics

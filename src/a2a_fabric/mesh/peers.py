@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from a2a_fabric.core.agent import MESH_RUNTIME, Manifest, Status
 from a2a_fabric.core.call import Step

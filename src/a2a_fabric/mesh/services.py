@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from a2a_fabric.core.agent import Manifest, NodeListing
 from a2a_fabric.core.call import Call, Handler
@@ -24,8 +25,7 @@ async def refuse_admin(question: str, arguments: dict[str, Any]) -> Any:
     raise BadInput("Only processes of the same node are told what its operator sees")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerServices:
+class PeerServices(msgspec.Struct, frozen=True, kw_only=True):
     """What a node does for its peers.
 
     `load_runtime` raises FabricError. `call_agent` finds the handler of one agent. `route_call` routes a call that the

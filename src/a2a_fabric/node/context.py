@@ -6,9 +6,10 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.config import Config, LogSettings, StoreTable
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from a2a_fabric.mesh.peers import Peers
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeContext:
+class NodeContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a part has to close goes on `stack`; the parts are closed in reverse order."""
 
     config: Config

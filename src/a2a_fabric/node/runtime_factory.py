@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -78,7 +77,7 @@ class NodeIdentity:
         http = context.http
         if isinstance(uri, str) and uri.startswith(("http://", "https://")):
             http = SignedClient(http, signer, uri)
-        return manifest, replace(context, http=http, signer=signer)
+        return manifest, msgspec.structs.replace(context, http=http, signer=signer)
 
     def _read_settings(self, manifest: Manifest) -> AgentIdentitySettings:
         """Raises BadInput."""
@@ -125,7 +124,7 @@ class RuntimeFactory:
         self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
         # The same context for agents whose addresses are checked at every connection.
         self._guarded_contexts = {
-            guard: replace(context, http=http, guard=guard) for guard, http in self._clients.items()
+            guard: msgspec.structs.replace(context, http=http, guard=guard) for guard, http in self._clients.items()
         }
 
         self._tls_clients: dict[ClientTLSFiles, OutboundClient] = {}
@@ -136,10 +135,11 @@ class RuntimeFactory:
         """For runtimes that are built from now on; whether it is another limit than before."""
         if reply_bytes == self._context.reply_bytes:
             return False
-        self._context = replace(self._context, reply_bytes=reply_bytes)
-        self._foreign_context = replace(self._foreign_context, reply_bytes=reply_bytes)
+        self._context = msgspec.structs.replace(self._context, reply_bytes=reply_bytes)
+        self._foreign_context = msgspec.structs.replace(self._foreign_context, reply_bytes=reply_bytes)
         self._guarded_contexts = {
-            guard: replace(context, reply_bytes=reply_bytes) for guard, context in self._guarded_contexts.items()
+            guard: msgspec.structs.replace(context, reply_bytes=reply_bytes)
+            for guard, context in self._guarded_contexts.items()
         }
         return True
 
@@ -215,7 +215,8 @@ class RuntimeFactory:
             self._tls_files[manifest.agent_id] = files
         except (msgspec.ValidationError, ConfigError) as exc:
             raise BadInput(f"Agent '{manifest.agent_id}' has a bad `tls`: {exc}", agent_id=manifest.agent_id) from exc
-        return msgspec.structs.replace(manifest, endpoint=endpoint), replace(context, http=http, tls=files)
+        manifest = msgspec.structs.replace(manifest, endpoint=endpoint)
+        return manifest, msgspec.structs.replace(context, http=http, tls=files)
 
     def _build_per_principal(self, manifest: Manifest, context: RuntimeContext) -> Runtime:
         """Raises BadInput for a bad `auth`, or a runtime that takes no token."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import cast
+
+import msgspec
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Manifest, is_imported
@@ -89,7 +90,7 @@ class RuntimeParts:
             self._on_runtime_identified,
             self._agents.logins,
             self._node_identity,
-            dataclasses.replace(context, http=self._agents.federation_client, guard=self._agents.federation_guard),
+            msgspec.structs.replace(context, http=self._agents.federation_client, guard=self._agents.federation_guard),
         )
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(

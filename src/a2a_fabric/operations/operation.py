@@ -107,7 +107,7 @@ class Operation(Generic[A]):
         self.read_only = read_only
         self._arguments_type: Any = arguments
         self._handler = handler
-        self._decoder = msgspec.json.Decoder(arguments)
+        self._decoder: msgspec.json.Decoder[A] | None = None  # built by the first request: most are never used
         self._has_stream, self._has_after = hasattr(arguments, "stream"), hasattr(arguments, "after")
 
     @property
@@ -136,6 +136,8 @@ class Operation(Generic[A]):
             needed = " or ".join(f"`{kind}`" for kind in self.scopes)
             scope = self.scopes[0] if is_known_scope(self.scopes[0]) else f"{self.scopes[0]}:*"
             raise OutOfScope(f"{self.name} needs a scope of the kind {needed}", scope, tool=self.name)
+        if self._decoder is None:
+            self._decoder = msgspec.json.Decoder(self._arguments_type)
         arguments = decode_arguments(self._decoder, raw, self.name)
 
         fields: Any = arguments

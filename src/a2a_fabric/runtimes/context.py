@@ -6,7 +6,6 @@ what the agent publishes about itself; what the operator wrote by hand always wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,8 +33,7 @@ def _ignore() -> None:
     """Nothing in this process wants to know."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimeContext:
+class RuntimeContext(msgspec.Struct, frozen=True, kw_only=True):
     """What all runtimes of a node share. The node owns and closes it; a runtime never does."""
 
     http: HTTPClient
@@ -44,12 +42,12 @@ class RuntimeContext:
     tls: ClientTLSFiles | None = None  # of `http`, for runtimes that connect by themselves
     reply_bytes: int = 16 * 1024 * 1024
     overlay: Path | None = None  # personal knowledge, a folder for each agent
-    environ: Mapping[str, str] = field(default_factory=dict)  # programs inherit a few of these, never all
-    mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
+    environ: Mapping[str, str] = {}  # programs inherit a few of these, never all
+    mounted: Mapping[str, object] = {}  # Python agents of this process, by agent_id
     threads: WorkerThreads | None = None  # where Python agents run functions that are not async
     toolbox: Toolbox | None = None  # what built-in tools work with
     signer: CallSigner | None = None  # signs what is sent to the agent, where the operator asked for it
-    callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
+    callbacks: Callbacks = msgspec.field(default_factory=Callbacks)  # addresses at which agents can report back, if any
     owner_tag: str = ""  # the end of ids that must come back to this process, if the node has several
     on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
     on_prompts_resources_changed: Callable[[], None] = _ignore

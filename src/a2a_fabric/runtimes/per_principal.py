@@ -16,7 +16,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -361,7 +360,7 @@ class PerPrincipalRuntime:
     def _build_with(
         self, bearer: BearerSource, on_changed: Callable[[str], None], on_items_changed: Callable[[], None]
     ) -> Runtime:
-        context = replace(
+        context = msgspec.structs.replace(
             self._context,
             http=BearerClient(self._context.http, bearer, self._settings.uri),
             on_capabilities_changed=on_changed,

@@ -7,7 +7,6 @@ not follow `$ref`."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ class ToolArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The arguments of a call; an unknown field is refused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltinTool:
+class BuiltinTool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tool_id: str
     capability: str
     category: str

@@ -11,7 +11,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -28,6 +27,7 @@ from cryptography.x509 import (
     UniformResourceIdentifier,
     load_pem_x509_certificate,
 )
+from msgspec.structs import replace
 
 from a2a_fabric.core.errors import ConfigError, Forbidden
 from a2a_fabric.core.tasks import cancel_and_wait

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Principal
@@ -54,8 +54,7 @@ async def _stream_message(message: A2AMessage) -> StreamEvents:
     yield A2AStreamEvent(update=message)
 
 
-@dataclass(frozen=True, kw_only=True)
-class A2AOperations:
+class A2AOperations(msgspec.Struct, frozen=True, kw_only=True):
     gateway: Gateway
     tasks: A2ATasks
     direct_replies: DirectReplies

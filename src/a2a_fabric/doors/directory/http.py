@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -151,13 +150,12 @@ _LIST_PARAMS = frozenset({"types", "capabilities"})
 _NUMBER_PARAMS = frozenset({"after", "limit"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class DirectoryRoute:
+class DirectoryRoute(msgspec.Struct, frozen=True, kw_only=True):
     """What a path stands for: the method of bare bodies, the method and parameters of a GET, and the agent."""
 
     method: str | None = None
     method_of_get: str | None = None
-    params_of_get: Mapping[str, Any] = field(default_factory=dict)
+    params_of_get: Mapping[str, Any] = {}
     agent_id: str | None = None
     accepts_post: bool = True
 
@@ -166,8 +164,7 @@ class DirectoryRoute:
         return ["POST"] * self.accepts_post + ["GET"] * (self.method_of_get is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DirectoryDoorState(DoorEdge):
+class DirectoryDoorState(DoorEdge, frozen=True, kw_only=True):
     methods: DirectoryMethods
     max_batch: int
     path_wins: bool  # the path decides about the method, not the body

@@ -8,7 +8,6 @@ so every error has a second status for it."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -123,8 +122,7 @@ class DirectoryStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     is_answer: bool = False
 
 
-@dataclass(frozen=True)
-class DirectoryStream:
+class DirectoryStream(msgspec.Struct, frozen=True):
     """An answer made of events; its receiver closes it. Only a finite one can also be sent as one reply."""
 
     events: AsyncGenerator[DirectoryStreamEvent]

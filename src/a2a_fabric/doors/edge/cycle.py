@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -247,8 +246,7 @@ def encode_event(event: str | None, number: int | None, data: bytes) -> bytes:
     return b"%b%bdata: %b\n\n" % (event_field, id_field, data)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventStream:
+class EventStream(msgspec.Struct, frozen=True, kw_only=True):
     """A reply made of events. The edge closes `frames`.
 
     The first frame is awaited before the head is sent, so a stream that fails to begin is refused with a status.
@@ -382,8 +380,7 @@ def _build_headers(per_minute: int, tokens: float) -> HeaderList:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoorEdge:
+class DoorEdge(msgspec.Struct, frozen=True, kw_only=True):
     """What all requests of one door have in common."""
 
     context: DoorContext

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -224,8 +223,7 @@ _REPLY_HEAD = b"content-type: application/json\r\nx-trace-id: %b\r\n"
 _decoder = msgspec.json.Decoder(FabricRequest)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FabricDoorState(DoorEdge):
+class FabricDoorState(DoorEdge, frozen=True, kw_only=True):
     error_format: ErrorFormat
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -65,8 +64,7 @@ class McpDoorSettings(ToolListSettings, frozen=True, kw_only=True, forbid_unknow
     ] = 300.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class McpDoor(Door):
+class McpDoor(Door, frozen=True, kw_only=True):
     """A door that also serves stdio, through `await door.servers.get_gateway_server()`."""
 
     servers: McpServers

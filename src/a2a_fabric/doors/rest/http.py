@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -50,8 +49,7 @@ class RestReply(msgspec.Struct, frozen=True, kw_only=True):
 RestHandler = Callable[["RestCycle"], Awaitable[RestReply | EventStream]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestRoute:
+class RestRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One method at one path: what it takes and returns, and a summary for the OpenAPI document."""
 
     method: str

@@ -4,13 +4,13 @@ Methods that begin with `a2a/` belong to the directory door, which may be open o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.call import Principal
