@@ -66,7 +66,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
 
 
-class Node(msgspec.Struct, kw_only=True):
+class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     """What the operations of operators work with. `secrets` are never shown, wherever they turn up."""
 
     get_config: Callable[[], Config]  # as it counts now
