@@ -218,12 +218,14 @@ async def test_the_span_of_a_card_is_on_its_log_lines(node: Node) -> None:
 async def test_the_span_of_a_card_is_in_the_history_of_calls(node: Node) -> None:
     envelope = await node.operation("fabric.ask", {"text": "a soup"})
     quiet = await node.operation("fabric.ask", {"text": "the garden"})
+    plain = await node.operation("fabric.ask", {"text": "my salary"})  # its card says nothing of spans
     by_trace = {}
-    for each in (envelope, quiet):
+    for each in (envelope, quiet, plain):
         trace_id = each["trace"]["trace_id"]
         shown = await node.operation("fabric.trace.get", {"trace_id": trace_id})
         by_trace[trace_id] = {span["kind"]: span for span in shown["result"]["spans"]}
-    loud, silent = by_trace.values()
+    loud, silent, usual = by_trace.values()
+    assert (usual["runtime"]["name"], usual["runtime"]["attributes"]["agent.name"]) == ("bank.talk-as-bank", "bank")
     assert loud["runtime"]["name"] == "kitchen/basil:talk-as-basil"
     assert loud["runtime"]["attributes"]["team"] == "food"
     assert loud["runtime"]["attributes"]["agent.role"] == "Sous Chef"

@@ -160,7 +160,7 @@ def _build_attempt_spans(
             attributes=attributes,
         )
     ]
-    card = attempt.manifest.observability
+    has_card = attempt.manifest.observability is not None or attempt.manifest.origin is not None
     facts = attempt.manifest.describe_span(summary.capability)  # None: its card wants no traces
     if attempt.runtime_started is not None and facts is not None:
         runtime = attempt.runtime or "unknown"
@@ -168,14 +168,14 @@ def _build_attempt_spans(
             Span(
                 span_id=runtime_id,
                 parent_span_id=attempt_id,
-                name=f"{runtime} {attempt.agent_id}.{summary.capability}" if card is None else facts.name,
+                name=f"{runtime} {attempt.agent_id}.{summary.capability}" if not has_card else facts.name,
                 kind="runtime",
                 node=summary.node,
                 started_at=recording.started_at + (attempt.runtime_started - recording.started),
                 duration_ms=_to_ms(ended - attempt.runtime_started),
                 status=status,
                 attributes={
-                    **({} if card is None else facts.attributes),
+                    **(facts.attributes if has_card else {}),
                     "fabric.runtime": runtime,
                     "fabric.agent_id": attempt.agent_id,
                     **_describe_operation(attempt.runtime, attempt.agent_id, summary.capability),
