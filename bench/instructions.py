@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import calls, job_agent, load, mcp_rows, processes, rest_rows, rig
+from bench import calls, job_agent, load, mcp_rows, mesh, processes, rest_rows, rig
 from bench.agent import EVENTS
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, ServerProcess
@@ -68,6 +68,9 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         settings += "history: {enabled: false}\n"
         return lambda prefix: processes.node(manifests, settings=settings, prefix=prefix)
 
+    def through(counted: str) -> StartServer:
+        return lambda prefix: mesh.counted_pair(agent_port, counted, prefix)
+
     plain = start_node(calls.manifests(agent_port))
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
@@ -80,6 +83,8 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
 
     return [
         CountedRow("plain call, bare forwarder", start_forwarder, lambda port: target(port).plan_calls()),
+        CountedRow("call through another node, there", through("other"), lambda port: target(port, TOKEN).plan_calls()),
+        CountedRow("call through another node, here", through("entry"), lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("plain call", plain, lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("stateless MCP, bare forwarder", start_mcp_forwarder, lambda port: stateless(port, "/mcp", "add")),
         CountedRow("stateless MCP", mcp, lambda port: stateless(port, "/mcp", "new_add", TOKEN)),

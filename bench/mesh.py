@@ -12,13 +12,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.result import Result
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.node import Mesh
@@ -63,11 +64,37 @@ def _accepts(port: int) -> bool:
 
 
 @contextmanager
-def _mesh_node(name: str, nats: int, upstream: int, agent_id: str, core: int | None) -> Iterator[ServerProcess]:
-    settings = f"node_id: {name}\nmesh: {{nats: 'nats://127.0.0.1:{nats}', key: {TOKEN}}}\n"
-    with processes.node(calls.manifests(upstream).replace("agent_id: echo", f"agent_id: {agent_id}"), core,
-                        settings=settings) as started:  # fmt: skip
+def _mesh_node(
+    name: str,
+    nats: int,
+    upstream: int,
+    agent_id: str,
+    core: int | None = None,
+    *,
+    heartbeat: float = 1.0,
+    prefix: Sequence[str] = (),
+) -> Iterator[ServerProcess]:
+    mesh = f"{{nats: 'nats://127.0.0.1:{nats}', key: {TOKEN}, heartbeat_seconds: {heartbeat}}}"
+    settings = f"node_id: {name}\nmesh: {mesh}\nhistory: {{enabled: {'false' if prefix else 'true'}}}\n"
+    manifests = calls.manifests(upstream).replace("agent_id: echo", f"agent_id: {agent_id}")
+    with processes.node(manifests, core, settings=settings, prefix=prefix) as started:
         yield started
+
+
+@contextmanager
+def counted_pair(upstream: int, counted: str, prefix: Sequence[str]) -> Iterator[ServerProcess]:
+    """Two nodes, of which one runs under `prefix`: the port of the `entry`, and the process that is counted.
+
+    Its heartbeats are far apart: under valgrind a node is slow, and only calls are to be counted.
+    """
+    with _nats(None) as nats, ExitStack() as stack:
+        nodes = {
+            name: stack.enter_context(
+                _mesh_node(name, nats, upstream, agent, heartbeat=60, prefix=prefix if name == counted else ())
+            )
+            for name, agent in (("other", "echo"), ("entry", "local"))
+        }
+        yield ServerProcess(nodes["entry"].port, nodes[counted].pid)
 
 
 def _measure_calls(runner: asyncio.Runner, entry: ServerProcess, other: ServerProcess, effort: Effort) -> None:
@@ -196,7 +223,7 @@ def _services(exports: ExportedAgents) -> PeerServices:
         on_agent_changed=lambda _: None,
         render_metrics=lambda: asyncio.get_running_loop().create_future(),
         doors=_refuse_door,
-        body_bytes=1 << 20,
+        body_limit=BodyLimit(1 << 20),
         list_agents=exports.list_for,
     )
 

@@ -68,7 +68,7 @@ class Bus:
     async def publish(self, subject: str, payload: bytes) -> None:
         self.sent.append((subject, payload))
         if (mailbox := self.mailboxes.get(subject)) is not None:
-            await mailbox.on_message(payload)
+            mailbox.receive(payload)
 
     def _is_member(self, name: str, start_id: str) -> bool:
         return f"{PREFIX}.{name}" in self.mailboxes and start_id == f"start-{name}"
@@ -193,12 +193,12 @@ async def test_a_message_that_is_not_signed_for_this_node_or_was_there_before_is
     await here.client_for("b").request("POST", "/", body=b"once", timeout=5, limit=100)
     subject, recorded = next(each for each in bus.sent if each[0] == there.subject)
     assert calls == 1
-    await there.on_message(recorded)  # a second time
-    await there.on_message(recorded[:-1] + bytes([recorded[-1] ^ 1]))
+    there.receive(recorded)  # a second time
+    there.receive(recorded[:-1] + bytes([recorded[-1] ^ 1]))
     with pytest.raises(DeadlineExceeded):
         await stranger.client_for("b").request("POST", "/", timeout=0.05, limit=100)
     assert (calls, there.dropped) == (1, 3)
-    await stranger.on_message(recorded)
+    stranger.receive(recorded)
     assert stranger.dropped == 1
     assert subject == there.subject
 

@@ -43,7 +43,7 @@ from a2a_fabric.mesh.frames import (
     frame_from_error,
     frame_from_value,
 )
-from a2a_fabric.mesh.services import PeerServices
+from a2a_fabric.mesh.services import PeerServices, WritePiece
 from a2a_fabric.protocols.mcp.runtime_ports import (
     EMPTY_LISTING,
     OffersPromptsAndResources,
@@ -119,10 +119,14 @@ class PeerApp:
     async def _serve_peer(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive, head_from_scope(scope), self._services.body_limit.bytes + _ENVELOPE_BYTES)
-            exchange = _Exchange(send)
+            exchange = _Exchange(_ReplyWriter(send))
             await run_until_disconnect(scope, receive, lambda: self._answer(path, body, exchange))
         except ClientDisconnected:
             pass  # the peer's caller has left, and the work was cancelled
+
+    async def serve_call(self, body: bytes, write: WritePiece) -> None:
+        """Carry out a call of another node. `write` sends a piece of the reply, and says whether it is the last."""
+        await self._answer("/call", body, _Exchange(write))
 
     async def _answer(self, path: str, body: bytes, exchange: _Exchange) -> None:
         try:
@@ -227,22 +231,35 @@ class PeerApp:
 _CHANGED = Event("status", {"status": "running", "message": "changed"})
 
 
-class _Exchange:
-    """The reply to a peer: in one piece if there was no event before the outcome, else as a stream."""
+class _ReplyWriter:
+    """Pieces of a reply as ASGI: in one piece if the first one is the last, else as a stream."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._has_begun = False
 
-    async def emit(self, event: Event) -> None:
-        await self.send(EventFrame(event))
-
-    async def send(self, frame: Frame) -> None:
+    async def __call__(self, piece: bytes, is_last: bool) -> None:
+        if is_last and not self._has_begun:
+            await send_reply(self._send, 200, piece, [], _FRAMES_TYPE)
+            return
         if not self._has_begun:
             self._has_begun = True
             head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", _FRAMES_TYPE)]}
             await self._send(head)
-        await self._send({"type": "http.response.body", "body": encode_frame(frame), "more_body": True})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+
+
+class _Exchange:
+    """The reply to a peer."""
+
+    def __init__(self, write: WritePiece) -> None:
+        self._write = write
+
+    async def emit(self, event: Event) -> None:
+        await self.send(EventFrame(event))
+
+    async def send(self, frame: Frame) -> None:
+        await self._write(encode_frame(frame), False)
 
     async def finish(self, frame: Frame) -> None:
         try:
@@ -250,10 +267,7 @@ class _Exchange:
         except (TypeError, ValueError, OverflowError, RecursionError) as exc:
             _log.warning("an answer cannot be sent to a peer: %s", exc)
             encoded = encode_frame(ErrorFrame("UPSTREAM_ERROR", f"The agent's answer cannot be passed on: {exc}"[:300]))
-        if self._has_begun:
-            await self._send({"type": "http.response.body", "body": encoded})
-        else:
-            await send_reply(self._send, 200, encoded, [], _FRAMES_TYPE)
+        await self._write(encoded, True)
 
 
 def _restore_scope(scope: Any) -> Any | None:

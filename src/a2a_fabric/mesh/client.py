@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 PEER_PREFIX = "/.peer"  # only the private listeners of a node serve paths below it
 RELAY_HEADER = "x-fabric-relayed"  # on a request that was handed over: who sent it, and how it arrived
-_GRACE = 1.0  # seconds beyond a call's own time, so that the peer's time-out error arrives
+GRACE = 1.0  # seconds beyond a call's own time, so that the peer's time-out error arrives
 _QUESTION_TIMEOUT = 30.0
 _STREAM_BYTES = 2**62  # a stream is bounded by its time, and each frame by the size of a reply
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +59,7 @@ class PeerClient:
     async def call(self, call: Call, emit: Emit, mode: CallMode) -> Result:
         """Raises FabricError: the peer's own, or the failure to reach it. Cancelling it cancels the peer's work."""
         timeout = call.target.timeout_ms / 1000
-        async for frame in self._exchange("/call", encode_call(call, mode), timeout + _GRACE):
+        async for frame in self._exchange("/call", encode_call(call, mode), timeout + GRACE):
             if isinstance(frame, EventFrame):
                 await emit(frame.event)
             elif isinstance(frame, ResultFrame):
@@ -85,7 +85,7 @@ class PeerClient:
 
     async def ask_agent(self, agent_id: str, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
         body = _encode({"agent_id": agent_id, "query": query})
-        async for frame in self._exchange("/ask", body, query.timeout + query.start_timeout + _GRACE):
+        async for frame in self._exchange("/ask", body, query.timeout + query.start_timeout + GRACE):
             if isinstance(frame, EventFrame) and emit is not None:
                 await emit(frame.event)
             elif isinstance(frame, ValueFrame):

@@ -136,6 +136,12 @@ class FrameReader:
             del buffer[:at]
 
 
+def read_single_frame(data: bytes, limit: int) -> Frame | None:
+    """The frame that is all of `data`; None if it is not one, or larger than `limit`. Raises UpstreamFailed."""
+    size = int.from_bytes(data[:LENGTH_BYTES], "big")
+    return _decode_frame(data[LENGTH_BYTES:]) if size == len(data) - LENGTH_BYTES and size <= limit else None
+
+
 def _decode_frame(content: bytes) -> Frame:
     try:
         return _frame_decoder.decode(content)

@@ -18,6 +18,7 @@ import msgspec
 
 SIGNATURE_BYTES = 16
 _RECENT = 1024  # numbers that are remembered below the highest
+_SUBJECTS = 10_000
 _RECENT_MASK = (1 << _RECENT) - 1
 
 
@@ -73,11 +74,22 @@ decode_message = _decoder.decode
 encode_message = msgspec.msgpack.Encoder().encode
 
 
-def sign_message(key: bytes, subject: str, content: bytes) -> bytes:
-    digest = hashlib.blake2b(subject.encode(), key=key, digest_size=SIGNATURE_BYTES)
-    digest.update(b"\0")
-    digest.update(content)
-    return digest.digest()
+class MessageSigner:
+    """Signs messages for their receivers: one that was recorded is worth nothing at another node."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._begun: dict[str, hashlib.blake2b] = {}  # by subject; there are as many as nodes
+
+    def sign(self, subject: str, content: bytes) -> bytes:
+        begun = self._begun.get(subject)
+        if begun is None:
+            begun = hashlib.blake2b(subject.encode() + b"\0", key=self._key, digest_size=SIGNATURE_BYTES)
+            if len(self._begun) < _SUBJECTS:
+                self._begun[subject] = begun
+        digest = begun.copy()
+        digest.update(content)
+        return digest.digest()
 
 
 class AcceptedNumbers:

@@ -1,6 +1,6 @@
 """HTTP between nodes over NATS: an `HTTPClient` on one side, an ASGI application on the other.
 
-`NodeMailbox` sends and receives the messages of `mesh.messages`: `_SentRequest` is a request of this node,
+`NodeMailbox` sends and receives the messages of `mesh.messages`: `SentRequest` is a request of this node,
 `_ReceivedRequest` one of another.
 
 Invariants:
@@ -29,6 +29,7 @@ import msgspec
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.edge import ON_DISCONNECT_KEY
+from a2a_fabric.mesh.client import PEER_PREFIX
 from a2a_fabric.mesh.messages import (
     SIGNATURE_BYTES,
     AcceptedNumbers,
@@ -36,13 +37,14 @@ from a2a_fabric.mesh.messages import (
     CancelMessage,
     ChunkMessage,
     CreditMessage,
+    MessageSigner,
     NodeMessage,
     ReplyMessage,
     RequestMessage,
     decode_message,
     encode_message,
-    sign_message,
 )
+from a2a_fabric.mesh.services import ServeCall
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -57,9 +59,12 @@ _WINDOW = 16  # pieces of a reply that may be under way
 _CREDIT_STEP = 8  # consumed pieces that are reported together
 _PIECE_BYTES = 128 * 1024
 _MAX_EXCHANGES = 8192  # requests of other nodes at a time
+CALL_TARGET = f"{PEER_PREFIX}/call"
+_CALL_HEAD: tuple[int, dict[str, str]] = (200, {})
 REFUSED_HEADER = "x-fabric-refused"  # of a reply: the request was not looked at
 
-Publish = Callable[[str, bytes], Awaitable[None]]
+# Returns None, or what to wait for before more is sent. Raises OutboundError.
+Publish = Callable[[str, bytes], Awaitable[None] | None]
 
 
 class NodeMailbox:
@@ -79,8 +84,11 @@ class NodeMailbox:
         body_limit: BodyLimit,
         is_member: Callable[[str, str], bool],
         key: bytes | None = None,
+        serve_call: ServeCall | None = None,
     ) -> None:
-        """`is_member` tells whether a node with this name, started under this id, is in the mesh now."""
+        """`serve_call` is a short way for calls, around the application. `is_member` tells whether a node of this name
+        and start id is in the mesh now.
+        """
         self.name = name
         self.start_id = start_id
         self._is_member = is_member
@@ -90,9 +98,10 @@ class NodeMailbox:
         self._publish = publish
         self._app = app
         self._body_limit = body_limit
-        self._key = key
+        self._signer = None if key is None else MessageSigner(key)
+        self._serve_call = serve_call
         self._numbers = itertools.count(1)
-        self._sent: dict[int, _SentRequest] = {}
+        self._sent: dict[int, SentRequest] = {}
         self._received: dict[tuple[str, int], _ReceivedRequest] = {}
         self.dropped = 0  # messages that could not be read or had no valid signature
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +111,7 @@ class NodeMailbox:
     def client_for(self, node: str) -> NatsHTTPClient:
         return NatsHTTPClient(self, node)
 
-    async def on_message(self, payload: bytes) -> None:
+    def receive(self, payload: bytes) -> None:
         """Everything that arrives for this node. Never raises, and never waits for a reader."""
         content = self._check(payload)
         if content is None:
@@ -115,11 +124,11 @@ class NodeMailbox:
             _log.warning("a message from another node cannot be read: %s", exc)
             return
         match message:
+            case RequestMessage():
+                self._begin(message)
             case ReplyMessage() | ChunkMessage():
                 if (sent := self._sent.get(message.number)) is not None:
                     sent.add(message)
-            case RequestMessage():
-                self._begin(message)
             case BodyMessage():
                 if (received := self._received.get((message.sender, message.number))) is not None:
                     received.add_body(message.body, is_last=message.is_last)
@@ -170,13 +179,15 @@ class NodeMailbox:
     async def send(self, node: str, message: NodeMessage) -> None:
         """Raises OutboundError."""
         content, subject = encode_message(message), f"{self._prefix}.{node}"
-        if self._key is not None:
-            content = sign_message(self._key, subject, content) + content
-        await self._publish(subject, content)
+        if self._signer is not None:
+            content = self._signer.sign(subject, content) + content
+        waiting = self._publish(subject, content)
+        if waiting is not None:
+            await waiting
 
-    def open_request(self, node: str) -> _SentRequest:
+    def open_request(self, node: str) -> SentRequest:
         number = next(self._numbers)
-        sent = self._sent[number] = _SentRequest(self, node, number)
+        sent = self._sent[number] = SentRequest(self, node, number)
         return sent
 
     def close_request(self, number: int) -> None:
@@ -187,10 +198,10 @@ class NodeMailbox:
         self._has_answered.set()
 
     def _check(self, payload: bytes) -> bytes | None:
-        if self._key is None:
+        if self._signer is None:
             return payload
         signature, content = payload[:SIGNATURE_BYTES], payload[SIGNATURE_BYTES:]
-        return content if hmac.compare_digest(signature, sign_message(self._key, self.subject, content)) else None
+        return content if hmac.compare_digest(signature, self._signer.sign(self.subject, content)) else None
 
     def _begin(self, request: RequestMessage) -> None:
         is_full = self._is_closing or len(self._received) >= _MAX_EXCHANGES
@@ -208,7 +219,11 @@ class NodeMailbox:
             return
         key = (request.sender, request.number)
         received = self._received[key] = _ReceivedRequest(self, request, self._body_limit.bytes)
-        task = asyncio.ensure_future(received.run(self._app))
+        if self._serve_call is not None and request.is_last and request.target == CALL_TARGET:
+            task = asyncio.ensure_future(received.run_call(self._serve_call))
+            received.on_disconnect(task.cancel)
+        else:
+            task = asyncio.ensure_future(received.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -225,7 +240,7 @@ async def _ignore_failure(work: Awaitable[None]) -> None:
         _log.debug("a message to another node was not sent: %s", exc)
 
 
-class _SentRequest:
+class SentRequest:
     """A request of this node, and the pieces of its reply that were not read yet."""
 
     def __init__(self, mailbox: NodeMailbox, node: str, number: int) -> None:
@@ -233,7 +248,7 @@ class _SentRequest:
         self.number = number
         self._mailbox = mailbox
         self._pieces: deque[ReplyMessage | ChunkMessage] = deque()
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._failure: OutboundError | None = None
         self._consumed = 0
         self.is_over = False  # the last piece was read
@@ -243,19 +258,23 @@ class _SentRequest:
             self.fail(Interrupted(f"Node '{self.node}' sends more than was asked for"))
             return
         self._pieces.append(piece)
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: OutboundError) -> None:
         self._failure = error
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def next_piece(self) -> ReplyMessage | ChunkMessage:
         """Raises OutboundError."""
         while not self._pieces:
             if self._failure is not None:
                 raise self._failure
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         piece = self._pieces.popleft()
         self.is_over = piece.is_last
         if isinstance(piece, ChunkMessage) and piece.is_broken:
@@ -269,9 +288,8 @@ class _SentRequest:
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
         """Raises ConnectFailed if nothing was sent."""
-        first, rest = body[:_PIECE_BYTES], body[_PIECE_BYTES:]
-        name = self._mailbox.name
-        start_id = self._mailbox.start_id
+        first, rest = (body, b"") if len(body) <= _PIECE_BYTES else (body[:_PIECE_BYTES], body[_PIECE_BYTES:])
+        name, start_id = self._mailbox.name, self._mailbox.start_id
         request = RequestMessage(self.number, name, start_id, method, target, dict(headers), first, not rest)
         await self._mailbox.send(self.node, request)
         while rest:
@@ -289,7 +307,7 @@ class _SentRequest:
 class _NatsReply:
     """A streamed reply; see `outbound.port.StreamedReply`."""
 
-    def __init__(self, sent: _SentRequest, head: ReplyMessage, limit: int) -> None:
+    def __init__(self, sent: SentRequest, head: ReplyMessage, limit: int) -> None:
         self.status = head.status
         self.headers: Mapping[str, str] = head.headers
         self._sent = sent
@@ -389,7 +407,7 @@ class _ReceivedRequest:
         self._body = bytearray(request.body)
         self._has_body = asyncio.Event()
         self._is_gone = asyncio.Event()
-        self._on_disconnect: Callable[[], None] | None = None
+        self._on_disconnect: Callable[[], object] | None = None
         self._credit = _WINDOW
         self._has_credit = asyncio.Event()
         self._head: tuple[int, dict[str, str]] | None = None
@@ -416,6 +434,25 @@ class _ReceivedRequest:
         if self._on_disconnect is not None:
             self._on_disconnect()
 
+    async def run_call(self, serve_call: ServeCall) -> None:
+        """A call whose body has arrived: without HTTP, but with the same messages."""
+        try:
+            await serve_call(self._request.body, self._write_call)
+        except OutboundError as exc:
+            _log.debug("the reply to node %s was not sent: %s", self.sender, exc)
+        except asyncio.CancelledError:
+            if not self._is_gone.is_set():
+                raise
+        finally:
+            self._finish()
+
+    async def _write_call(self, data: bytes, is_last: bool) -> None:
+        self._head = self._head or _CALL_HEAD
+        await self._write(data, is_last=is_last)
+
+    def on_disconnect(self, callback: Callable[[], object]) -> None:
+        self._on_disconnect = callback
+
     async def run(self, app: ASGIApp) -> None:
         path, _, query = self._request.target.partition("?")
         scope: dict[str, Any] = {
@@ -441,9 +478,12 @@ class _ReceivedRequest:
         except Exception:
             _log.exception("a request of node %s failed", self.sender)
         finally:
-            self._mailbox.forget(self)
-            if not self._is_complete and not self._is_gone.is_set():
-                self._mailbox.run_in_background(self.break_off())
+            self._finish()
+
+    def _finish(self) -> None:
+        self._mailbox.forget(self)
+        if not self._is_complete and not self._is_gone.is_set():
+            self._mailbox.run_in_background(self.break_off())
 
     async def break_off(self) -> None:
         if self._has_begun:
@@ -470,13 +510,13 @@ class _ReceivedRequest:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
             self._head = message["status"], headers
             return
-        body: bytes = message.get("body", b"")
-        is_last = not message.get("more_body", False)
-        while True:
+        await self._write(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    async def _write(self, body: bytes, *, is_last: bool) -> None:
+        while len(body) > _PIECE_BYTES:
             piece, body = body[:_PIECE_BYTES], body[_PIECE_BYTES:]
-            await self._send_piece(bytes(piece), is_last=is_last and not body)
-            if not body:
-                break
+            await self._send_piece(bytes(piece), is_last=False)
+        await self._send_piece(bytes(body), is_last=is_last)
         self._is_complete = is_last
 
     async def _send_piece(self, piece: bytes, *, is_last: bool) -> None:

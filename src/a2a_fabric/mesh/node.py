@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -19,21 +19,19 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import MeshNode
 from a2a_fabric.core.propagation import new_id
-from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import Span
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.exports import ExportedAgents
-from a2a_fabric.mesh.frames import CallMode
 from a2a_fabric.mesh.membership import STOPPED, Announcement, Member, Membership
 from a2a_fabric.mesh.nats_http import NodeMailbox
+from a2a_fabric.mesh.node_peer import NodePeer
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.mesh.settings import MeshSettings
 from a2a_fabric.nats.address import parse_nats_address
@@ -49,28 +47,14 @@ _JOIN_SECONDS = 0.5
 _RETURN_TIMEOUT = 15.0  # seconds for which a request waits for a node that is being restarted
 _RESTART_SECONDS = 60.0  # a node that stopped may be back within them
 _SETTLE_SECONDS = 0.05  # changes within it are announced together
-_LIMITS: dict[str, Any] = {"pending_msgs_limit": 65_536, "pending_bytes_limit": 128 * 1024 * 1024}  # of unread messages
 _encode = msgspec.msgpack.Encoder().encode
 _announcement_decoder = msgspec.msgpack.Decoder(Announcement)
-
-
-class _CountedPeer(PeerClient):
-    """A peer that counts what this node has sent there and is not answered."""
-
-    under_way = 0
-
-    async def call(self, call: Call, emit: Emit, mode: CallMode) -> Result:
-        self.under_way += 1
-        try:
-            return await super().call(call, emit, mode)
-        finally:
-            self.under_way -= 1
 
 
 class _OtherNode:
     """Another member; a `Holder` of agents."""
 
-    def __init__(self, member: Member, peer: _CountedPeer) -> None:
+    def __init__(self, member: Member, peer: NodePeer) -> None:
         self.member = member
         self.peer = peer
         self.name = member.name
@@ -139,15 +123,17 @@ class Mesh:
     async def start(self, services: PeerServices, exports: ExportedAgents) -> None:
         """Join in the background: a node starts without its mesh."""
         self._exports = exports
+        app = PeerApp(services)
         self._mailbox = NodeMailbox(
             self.member,
             self.start_id,
             f"{self._prefix}.node",
             self._publish,
-            PeerApp(services),
+            app,
             body_limit=services.body_limit,
             is_member=self._membership.is_member,
             key=self._key,
+            serve_call=app.serve_call,
         )
         self._tasks = [asyncio.ensure_future(self._run())]
 
@@ -308,21 +294,13 @@ class Mesh:
             return  # the library has subscribed again by itself
         self._subscribed = client
 
-        async def on_announcement(message: Any) -> None:
-            self._hear(message.data)
-
         for subject in (f"{self._prefix}.announce", f"{self._prefix}.announce.{self.member}"):
-            await client.subscribe(subject, cb=on_announcement, **_LIMITS)
+            await client.subscribe_directly(subject, self._hear)
 
     async def _open_mailbox(self) -> None:
         """Receive what is sent to this node, unless another one has its name."""
         assert self._connection is not None  # noqa: S101  # connected before
         assert self._mailbox is not None  # noqa: S101
-        mailbox = self._mailbox
-
-        async def on_message(message: Any) -> None:
-            await mailbox.on_message(message.data)
-
         try:
             client = self._connection.client
         except NatsUnavailable:
@@ -330,16 +308,21 @@ class Mesh:
         if self._membership.conflict is not None or client is self._reachable:
             return
         self._reachable = client
-        await client.subscribe(mailbox.subject, cb=on_message, **_LIMITS)
+        await client.subscribe_directly(self._mailbox.subject, self._mailbox.receive)
         self.problem = None
         _log.info("this node joined the mesh %s as %s", self._settings.name, self.member)
 
-    async def _publish(self, subject: str, payload: bytes) -> None:
-        """Raises ConnectFailed: what is not handed to the connection did not leave."""
+    def _publish(self, subject: str, payload: bytes) -> Awaitable[None] | None:
+        """What to wait for before more is sent, if NATS is slow.
+
+        Raises ConnectFailed: what is not handed to the connection did not leave.
+        """
         try:
             if self._connection is None:
                 raise NatsUnavailable("there is no connection to NATS yet")
-            await self._connection.client.publish(subject, payload)
+            client = self._connection.client
+            client.publish_soon(subject.encode(), payload)
+            return client.wait_until_writable() if client.is_congested else None
         except NatsUnavailable as error:
             raise ConnectFailed(f"NATS cannot be reached: {error}") from error
         except Exception as error:  # the library has many
@@ -367,7 +350,7 @@ class Mesh:
         if self._key is not None:
             content = self._sign(content) + content
         try:
-            await self._publish(f"{self._prefix}.announce{newcomer and f'.{newcomer}'}", content)
+            self._publish(f"{self._prefix}.announce{newcomer and f'.{newcomer}'}", content)
         except ConnectFailed as error:
             if self.problem is None:
                 self.problem = str(error)
@@ -393,7 +376,7 @@ class Mesh:
     def _on_join(self, member: Member) -> None:
         assert self._mailbox is not None  # noqa: S101
         announcement = member.announcement
-        peer = _CountedPeer(f"node '{member.name}'", "", self._mailbox.client_for(member.name), self._reply_bytes)
+        peer = NodePeer(member.name, self._mailbox, self._reply_bytes)
         self.peers[member.name] = peer
         self._stopped_at.pop(member.name, None)
         self._joined.set()

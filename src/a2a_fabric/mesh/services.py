@@ -15,6 +15,11 @@ from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.spans import Span
 from a2a_fabric.doors.context import ASGIApp
 
+# Sends a piece of a reply, and whether it is the last one.
+WritePiece = Callable[[bytes, bool], Awaitable[None]]
+# Carries out the call in a body; see `PeerApp.serve_call`.
+ServeCall = Callable[[bytes, WritePiece], Awaitable[None]]
+
 
 async def _read_nothing(trace_id: str) -> Sequence[Span]:
     """This node keeps no history."""

@@ -30,6 +30,7 @@ from nats.errors import (
 from nats.errors import TimeoutError as NatsTimeout
 
 from a2a_fabric.nats.address import NatsSettings
+from a2a_fabric.nats.direct import DirectClient, DirectReader
 from a2a_fabric.nats.signing import Signer, signer_from_creds, signer_from_seed
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,24 @@ class _PlainTextServer(Error):
 
 
 class _Transport(TcpTransport):
-    """The library's transport, which does not wait for a peer that never ends its side of TLS."""
+    """The library's transport, which does not wait for a peer that never ends its side of TLS.
+
+    What arrives goes to `take` first; see `nats.direct`.
+    """
+
+    def __init__(self, take: Callable[[bytes], bytes]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._take = take
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        async with asyncio.timeout(connect_timeout):
+            loop = asyncio.get_running_loop()
+            reader = DirectReader(buffer_size, self._take)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            transport, _ = await loop.create_connection(lambda: protocol, uri.hostname, uri.port)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._bare_io_reader = self._io_reader = reader
+        self._bare_io_writer = self._io_writer = writer
 
     def __bool__(self) -> bool:
         return True  # else the client replaces it at its first connection
@@ -75,12 +93,12 @@ class _Transport(TcpTransport):
                 self._io_writer.transport.abort()
 
 
-class _Client(Client):
+class _Client(DirectClient):
     """The library's client, which never sends credentials in plain text if TLS is required."""
 
     def __init__(self, signer: Signer | None) -> None:
         super().__init__()
-        self._transport = _Transport()  # type: ignore[no-untyped-call]
+        self._transport = _Transport(self.take)
         if signer is not None and signer.jwt is None:
             self._public_nkey = signer.public_key
 
@@ -136,7 +154,7 @@ class NatsConnection:
         return self._connected.is_set() and self._client is not None and self._client.is_connected
 
     @property
-    def client(self) -> Client:
+    def client(self) -> DirectClient:
         """For subscriptions. Raises NatsUnavailable while there is no connection."""
         if self._client is None or not self.is_connected:
             raise NatsUnavailable(self.last_error or "the connection is closed")
