@@ -75,14 +75,20 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
 
-    def target(port: int, token: str = "") -> calls.CallTarget:
-        return calls.CallTarget("", port, 0, "/mcp/call" if token else "/", token)
+    def target(port: int, token: str = "", agent_id: str = "echo") -> calls.CallTarget:
+        return calls.CallTarget("", port, 0, "/mcp/call" if token else "/", token, (agent_id,))
 
     def rest_plan(number: int) -> Callable[[int], load.RequestPlan]:
         return lambda port: rest_rows.rows_of("", ServerProcess(port, 0))[number].plan
 
+    def local(port: int) -> load.RequestPlan:
+        return target(port, TOKEN, "local").plan_calls()
+
     return [
         CountedRow("plain call, bare forwarder", start_forwarder, lambda port: target(port).plan_calls()),
+        CountedRow(
+            "call in a mesh, same node", through("entry"), lambda port: target(port, TOKEN, "local").plan_calls()
+        ),
         CountedRow("call through another node, there", through("other"), lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("call through another node, here", through("entry"), lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("plain call", plain, lambda port: target(port, TOKEN).plan_calls()),

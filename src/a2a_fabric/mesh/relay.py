@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any
 from urllib.parse import unquote
@@ -70,11 +71,11 @@ def forward_answers(peers: Mapping[str, PeerClient]) -> Step:
     """A step: a call that answers questions goes to the process that holds the exchange."""
 
     def step(handler: Handler) -> Handler:
-        async def handle(call: Call, emit: Emit) -> Result:
+        def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # most calls answer nothing: they cost no step
             if call.answers is msgspec.UNSET:
-                return await handler(call, emit)
+                return handler(call, emit)
             peer = peers.get(find_tag(call.answers.continuation) or "")
-            return await (handler(call, emit) if peer is None else peer.call(call, emit, "answers"))
+            return handler(call, emit) if peer is None else peer.call(call, emit, "answers")
 
         return handle
 
@@ -100,16 +101,16 @@ class RequestRelay:
         self._body_limit = body_limit
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        async def wrapped(scope: Any, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or RELAYED_KEY in scope:
-                await app(scope, receive, send)
-                return
-            try:
-                await self._serve(app, scope, receive, send)
-            except ClientDisconnected:
-                pass
+        def wrapped(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
+            if scope["type"] != "http" or not _may_have_owner(scope) or RELAYED_KEY in scope:
+                return app(scope, receive, send)
+            return self._serve_until_disconnect(app, scope, receive, send)
 
         return wrapped
+
+    async def _serve_until_disconnect(self, app: ASGIApp, scope: Any, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnected):
+            await self._serve(app, scope, receive, send)
 
     async def _serve(self, app: ASGIApp, scope: Any, receive: Receive, send: Send) -> None:
         owner = self._find_owner(scope)
@@ -209,6 +210,12 @@ class RequestRelay:
             reason = "cannot be reached" if isinstance(exc, ConnectFailed) else "ended before it answered"
             message = f"{peer.name}, to which this request belongs, {reason}. Try again, or open a new session"
             await _refuse(send, 503, "AGENT_OFFLINE", message)
+
+
+def _may_have_owner(scope: Any) -> bool:
+    """Whether a request may belong to one process: it has a session, or an agent of its own, or is a callback."""
+    path: str = scope["path"]
+    return path.endswith(_MCP) or path.startswith(CALLBACK_PATH) or _SESSION_QUERY in scope.get("query_string", b"")
 
 
 async def _refuse(send: Send, status: int, code: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 In the library, a message passes a task that reads, a parser of regular expressions, a queue and a task of its
 subscription, and what is sent passes a queue and a task that writes. Here a message is handed to its handler in the
-step in which the socket is read, and all that is sent in one step of the loop is written together at its end.
+step in which the socket is read, and what is sent is written at once, or together at the end of a step of the loop.
 
 Invariants:
 * The library sees everything that is not a complete message for a direct subscription, in order. So the short way is
@@ -80,7 +80,7 @@ class DirectClient(Client):
             _handle(handler, data)
 
     def publish_soon(self, subject: bytes, payload: bytes) -> None:
-        """Send with everything else that is sent in this step of the loop.
+        """Send at once; what follows in the same step of the loop is written together at its end.
 
         Raises ConnectionClosedError, and MaxPayloadError if the server takes no such message.
         """
@@ -92,6 +92,7 @@ class DirectClient(Client):
         self._pending.append(command)
         self._pending_data_size += len(command)
         if self._flushing is None:
+            self._flush_now()
             self._flushing = asyncio.get_running_loop().call_soon(self._flush_now)
 
     @property
