@@ -86,7 +86,7 @@ class NodeMailbox:
         key: bytes | None = None,
         serve_call: ServeCall | None = None,
     ) -> None:
-        """`serve_call` is a short way for calls, around the application. `is_member` tells whether a node of this name
+        """`serve_call` is a fast path for calls, around the application. `is_member` tells whether a node of this name
         and start id is in the mesh now.
         """
         self.name = name

@@ -1,13 +1,13 @@
-"""A short way through the NATS library for the messages of a mesh: many, small, and each waited for by somebody.
+"""A fast path through the NATS library for the messages of a mesh: many, small, and each with a caller who waits.
 
 In the library, a message passes a task that reads, a parser of regular expressions, a queue and a task of its
 subscription, and what is sent passes a queue and a task that writes. Here a message is handed to its handler in the
 step in which the socket is read, and what is sent is written at once, or together at the end of a step of the loop.
 
 Invariants:
-* The library sees everything that is not a complete message for a direct subscription, in order. So the short way is
+* The library sees everything that is not a complete message for a direct subscription, in order. So the fast path is
   taken only between messages: nothing is buffered before it, and what remains goes to the library.
-* Messages of one subscription keep their order, also if one of them took the long way (`DirectClient._process_msg`).
+* Messages of one subscription keep their order, also if one of them took the slow path (`DirectClient._process_msg`).
 * Handlers never wait. A sender that is faster than the connection waits in `wait_until_writable`."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DirectReader(asyncio.StreamReader):
 
 
 class DirectClient(Client):
-    """The library's client with a short way. It belongs to one event loop."""
+    """The library's client with a fast path. It belongs to one event loop."""
 
     def __init__(self) -> None:
         super().__init__()
