@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +177,118 @@ def test_the_compose_file_of_init_has_a_node_and_its_database(machine: Machine) 
     assert f"FABRIC_STORE=postgresql://fabric:{password}@postgres/fabric" in secrets
     config = yaml.safe_load((machine.folder / "new" / "fabric.yaml").read_text())
     assert (config["listen"], config["store"]) == ("0.0.0.0:8000", "env:FABRIC_STORE")
+
+
+def take_terminal() -> None:
+    """Ctrl-C is for the process whose terminal stdin is."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Terminal:
+    """A person at a terminal who runs `a2a-fabric init`, reads a question and types an answer."""
+
+    def __init__(self, machine: Machine, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [*COMMAND, "init", *words],
+            cwd=machine.folder,
+            env=environment(
+                machine.home, TERM="xterm", PATH=f"{make_systemctl(machine)}{os.pathsep}{os.environ['PATH']}"
+            ),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            preexec_fn=take_terminal,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def answer(self, question: str, text: str) -> None:
+        self.read_until(question)
+        os.write(self._ours, text.encode())
+
+    def read_until(self, words: str) -> None:
+        ends_at = time.monotonic() + 60
+        begin = len(self.seen)
+        while words not in self.seen[begin:]:
+            assert time.monotonic() < ends_at, self.seen
+            assert self._read(), self.seen
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        os.close(self._ours)
+        return self._process.wait(60)
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._ours, 4096)
+        except OSError:  # the program has ended
+            return False
+        self.seen += chunk.decode()
+        return bool(chunk)
+
+
+def make_systemctl(machine: Machine) -> Path:
+    """`init` offers a unit only where there is systemd."""
+    folder = machine.folder / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "systemctl").write_text("#!/bin/sh\n")
+    (folder / "systemctl").chmod(0o755)
+    return folder
+
+
+SHARED, STORE, UNIT = "reach this node? [y/N]", "[sqlite:fabric.db]", "unit for systemd? [y/N]"
+
+
+def test_init_asks_three_questions_on_a_terminal_and_takes_their_defaults(machine: Machine) -> None:
+    terminal = Terminal(machine, "new")
+    for question in (SHARED, STORE, UNIT):
+        terminal.answer(question, "\n")
+    assert terminal.end() == 0
+    assert "Start it with: cd new && a2a-fabric up --detach" in terminal.seen
+    folder = machine.folder / "new"
+    assert {path.name for path in folder.iterdir()} == {"fabric.yaml", "agents.yaml", ".env", ".gitignore"}
+    config = yaml.safe_load((folder / "fabric.yaml").read_text())
+    assert (config["listen"], config["store"]) == ("127.0.0.1:8000", "sqlite:fabric.db")
+    again = Terminal(machine, "new")
+    assert (again.end(), "there is already" in again.seen, SHARED in again.seen) == (1, True, False)
+
+
+def test_init_asks_again_until_an_answer_can_be_used(machine: Machine) -> None:
+    terminal = Terminal(machine, "new")
+    terminal.answer(SHARED, "perhaps\n")
+    terminal.answer(SHARED, "y\n")
+    terminal.answer(STORE, "sqlit:jobs.db\n")
+    terminal.answer(STORE, "somewhere\n")
+    terminal.answer(STORE, "sqlite:\n")
+    terminal.answer(STORE, "sqlite:my jobs # 1.db\n")
+    terminal.answer(UNIT, "y\n")
+    assert terminal.end() == 0
+    assert "nearest: sqlite" in terminal.seen
+    assert "Other machines can reach it" in terminal.seen
+    folder = machine.folder / "new"
+    assert (folder / "a2a-fabric.service").exists()
+    config = yaml.safe_load((folder / "fabric.yaml").read_text())
+    assert (config["listen"], config["store"]) == ("0.0.0.0:8000", "sqlite:my jobs # 1.db")
+    assert machine.run("check", folder=folder).returncode == 0
+
+
+@pytest.mark.parametrize("end", ["\x03", "\x04"], ids=["ctrl-c", "ctrl-d"])
+def test_init_that_is_left_writes_nothing(machine: Machine, end: str) -> None:
+    terminal = Terminal(machine, "new")
+    terminal.answer(SHARED, "\n")
+    terminal.answer(STORE, end)
+    assert (terminal.end(), "Aborted" in terminal.seen) == (1, True)
+    assert not (machine.folder / "new").exists()
+
+
+@pytest.mark.parametrize("store", ["sqlit:x", "sqlite:", "x", "sqlite:a\nlisten: 0.0.0.0:1"])
+def test_init_refuses_a_store_that_is_none_and_writes_nothing(machine: Machine, store: str) -> None:
+    refused = machine.run("init", "new", "--yes", "--store", store)
+    assert (refused.returncode, "store" in refused.stderr) == (1, True)
+    assert not (machine.folder / "new").exists()
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999"])

@@ -6,9 +6,11 @@ files are written or none: a file that exists is never changed."""
 from __future__ import annotations
 
 import getpass
+import re
 import secrets
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -24,10 +26,14 @@ from a2a_fabric.config import DEFAULT_LISTEN, parse_listen, read_environment
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.importing.files import replace_text, report_write_errors
+from a2a_fabric.plugins import load_store
+from a2a_fabric.stores.address import kind_from_address, resolve_address
 from a2a_fabric.version import __version__
 
 Extra = Literal["none", "unit", "compose"]
 _SECRET_MODE = 0o600
+_ALWAYS_WRITTEN = ("fabric.yaml", "agents.yaml", ".env")
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9:/._-]*[A-Za-z0-9/._-]")
 
 
 class NewNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,7 @@ def run(
     Example: a2a-fabric init my-node --yes
     """
     with report_errors(as_json=as_json):
+        _refuse_existing(folder, _ALWAYS_WRITTEN)  # before the user answers questions in vain
         may_ask = not yes and not as_json and sys.stdin.isatty()
         node = _choose(folder, listen, store, extra, may_ask=may_ask)
         written = write_files(node, _render_files(node))
@@ -78,14 +85,36 @@ def _choose(folder: Path, listen: str | None, store: str | None, extra: Extra | 
         port = parse_listen(DEFAULT_LISTEN)[1]
         listen = f"0.0.0.0:{port}" if is_shared else DEFAULT_LISTEN  # the user said so
     if store is None and extra != "compose":
-        question = "Where are jobs stored? sqlite:PATH, postgresql://… or nats://…"
-        store = typer.prompt(question, default="sqlite:fabric.db", err=True) if may_ask else "sqlite:fabric.db"
+        store = "sqlite:fabric.db"
+        if may_ask:
+            question = "Where are jobs stored? sqlite:PATH, postgresql://… or nats://…"
+            store = typer.prompt(question, default=store, value_proc=_parse_store, err=True)
     if extra is None:
         extra = "none"
         if may_ask and shutil.which("systemctl") and typer.confirm("Write a unit for systemd?", err=True):
             extra = "unit"
     parse_listen(listen)
+    if store:
+        _check_store(store)
     return NewNode(folder=folder, listen=listen, store=store or "", extra=extra)
+
+
+def _parse_store(text: str) -> str:
+    """For a question that is asked again."""
+    try:
+        _check_store(text)
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from error
+    return text
+
+
+def _check_store(address: str) -> None:
+    """Raises ConfigError for an address with which the node would not start, or that breaks the file."""
+    if not address.isprintable():
+        raise ConfigError("store: the address holds a character that cannot be printed")
+    kind = kind_from_address(address)
+    load_store(kind)
+    resolve_address(address, Path())
 
 
 def _render_files(node: NewNode) -> dict[str, tuple[str, int]]:
@@ -98,7 +127,7 @@ def _render_files(node: NewNode) -> dict[str, tuple[str, int]]:
     port = parse_listen(node.listen)[1]
     values = {
         "listen": f"0.0.0.0:{port}" if is_compose else node.listen,
-        "store": "env:FABRIC_STORE" if is_server or is_compose else node.store,
+        "store": "env:FABRIC_STORE" if is_server or is_compose else _quote(node.store),
         "version": __version__,
         "port": str(port),
         "folder": str(node.folder.resolve()),
@@ -129,6 +158,11 @@ def _render_files(node: NewNode) -> dict[str, tuple[str, int]]:
 _ENV_HEAD = ("# Secrets of this node. Keep this file to yourself: it is not for a repository.",)
 
 
+def _quote(text: str) -> str:
+    """As YAML, without quotes where none are needed."""
+    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
+
+
 def _render(name: str, values: dict[str, str]) -> str:
     text = files("a2a_fabric.cli").joinpath("templates", name).read_text("utf-8")
     return Template(text).substitute(values)
@@ -145,14 +179,19 @@ def _find_program() -> str:
     return str(program.absolute()) if program.name == "a2a-fabric" else f"{sys.executable} -m a2a_fabric"
 
 
-def write_files(node: NewNode, texts: dict[str, tuple[str, int]]) -> list[Path]:
-    """Raises ConfigError, and then nothing was written."""
-    existing = [name for name in texts if (node.folder / name).exists() and name != ".gitignore"]
+def _refuse_existing(folder: Path, names: Iterable[str]) -> None:
+    """Raises ConfigError."""
+    existing = [name for name in names if (folder / name).exists()]
     if existing:
         raise ConfigError(
-            f"{node.folder}: there is already {', '.join(existing)}. Nothing was changed; choose another folder, or "
+            f"{folder}: there is already {', '.join(existing)}. Nothing was changed; choose another folder, or "
             "remove what is there"
         )
+
+
+def write_files(node: NewNode, texts: dict[str, tuple[str, int]]) -> list[Path]:
+    """Raises ConfigError, and then nothing was written."""
+    _refuse_existing(node.folder, [name for name in texts if name != ".gitignore"])
     with report_write_errors(node.folder):
         node.folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
