@@ -214,7 +214,7 @@ async def test_an_address_that_is_away_private_or_wrong_does_not_keep_the_others
     pages["/agent.json"] = json.dumps(GOOD)
     source, agents = await load(f"{pages.url}/agent.json")
     assert agents == {}  # the guard refuses private addresses that the operator did not allow
-    assert "cannot be read" in str(source.problems)
+    assert "list it in `federation.allow` of fabric.yaml (127.0.0.1)" in str(source.problems)
     source, agents = await load(f"{pages.url}/agent.json", allow=("127.0.0.1",))
     assert set(agents) == {"good"}
     pages["/agent.json"] = "{"

@@ -26,6 +26,7 @@ from a2a_fabric.federation.lint import LintReport, lint_path, lint_text
 from a2a_fabric.federation.registry_file import REGISTRY_FILE
 from a2a_fabric.federation.repositories import RepoAddress, parse_repo
 from a2a_fabric.federation.scaffold import AgentType, build_files
+from a2a_fabric.federation.settings import GitSettings
 from a2a_fabric.federation.source import is_url
 from a2a_fabric.importing.files import read_text, replace_text, report_write_errors
 from a2a_fabric.outbound.client import OutboundClient
@@ -159,7 +160,8 @@ def add_agent(
     print_line(f"{registry}: added '{agent}' ({entry['location']['type']})")
     if entry["location"]["type"] == "git":
         address = parse_repo(place if not Path(place).exists() else str(Path(place).resolve()))
-        remark(f"Allow its repository in fabric.yaml: federation: {{git: {{allow: [{address.name}]}}}}")
+        schemes = "" if address.scheme in GitSettings().schemes else f", schemes: [{address.scheme}]"
+        remark(f"Allow its repository in fabric.yaml: federation: {{git: {{allow: [{address.name}]{schemes}}}}}")
     remark(f"Check it with: a2a-fabric agents lint {registry}. Run it with: a2a-fabric up --agents {registry}")
 
 

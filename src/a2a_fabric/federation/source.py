@@ -50,7 +50,7 @@ from a2a_fabric.federation.registry_file import (
     word_routing_from,
 )
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.outbound.port import HTTPClient, OutboundError
+from a2a_fabric.outbound.port import AddressRefused, HTTPClient, OutboundError
 
 _log = logging.getLogger(__name__)
 
@@ -348,6 +348,9 @@ class FederationSource:
             reply = await self.http.request(
                 "GET", url, headers={"accept": "application/json"}, timeout=_FETCH_TIMEOUT, limit=limit
             )
+        except AddressRefused as exc:
+            hint = f"list it in `federation.allow` of fabric.yaml ({urlsplit(url).hostname}) if you trust it"
+            raise ConfigError(f"{_strip_query(url)}: cannot be read: {exc}; {hint}") from exc
         except OutboundError as exc:
             raise ConfigError(f"{_strip_query(url)}: cannot be read: {exc}") from exc
         if reply.status != 200:
