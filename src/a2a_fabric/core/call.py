@@ -25,7 +25,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from types import FunctionType, MethodType
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -200,13 +201,21 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Emit = Callable[[Event], Awaitable[None]]
 Handler = Callable[[Call, Emit], Awaitable[Result]]
 Step = Callable[[Handler], Handler]
 
 
+def bind_call(function: F) -> F:
+    """The same, as a function or a method: CPython calls an object with `__call__` by a detour through its type."""
+    is_bound = isinstance(function, FunctionType | MethodType)
+    return function if is_bound else cast(F, getattr(function, "__call__"))  # noqa: B004, B009  # mypy knows no attribute
+
+
 def compose(steps: Sequence[Step], last: Handler) -> Handler:
     """Wrap `last` in `steps`, the first one outermost."""
+    last = bind_call(last)
     for step in reversed(steps):
         last = step(last)
     return last

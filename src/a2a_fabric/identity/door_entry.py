@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, bind_call
 from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.identity.resolver import Credentials, MessageCredential
 
@@ -28,18 +28,19 @@ class DoorEntry:
     ) -> None:
         self._door = door
         self._origin = CallOrigin(door=door, protocol=door)
-        self._resolver = resolver
         self._add_credentials = add_credentials
         self._active_policy = active_policy
+        self.set_resolver(resolver)
 
     def set_resolver(self, resolver: CallerResolver) -> None:
         """Callers are identified in another way from now on."""
         self._resolver = resolver
+        self._resolve = bind_call(resolver)
 
     def identify(self, credentials: Credentials) -> Principal:
         """Raises as the resolver does. The calls of this request are recorded as those of this door."""
         current_origin.set(self._origin)
-        principal = self._resolver(credentials)
+        principal = self._resolve(credentials)
         return principal if self._active_policy.policy is None else self._bind(principal, credentials)
 
     def narrow(self, principal: Principal, credentials: Credentials) -> Principal:

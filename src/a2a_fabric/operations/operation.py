@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -141,8 +141,13 @@ class Operation(Generic[A]):
         arguments = decode_arguments(self._decoder, raw, self.name)
 
         fields: Any = arguments
+        handler = self._handler
+
+        def run(request: OperationRequest, emit: Emit) -> Awaitable[Result]:  # cheaper to call than a `partial`
+            return handler(arguments, request, emit)
+
         return PreparedOperation(
-            run=partial(self._handler, arguments),
+            run=run,
             stream=fields.stream if self._has_stream else False,
             trace=fields.trace,
             is_call=self.is_call,

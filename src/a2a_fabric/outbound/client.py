@@ -213,7 +213,7 @@ class ConnectionPool:
         while origin.idle:
             connection = origin.idle.pop()
             idle_since = self._idle.pop(connection)
-            if connection.is_usable and self._loop.time() - idle_since < self._idle_timeout:
+            if connection.is_usable() and self._loop.time() - idle_since < self._idle_timeout:
                 return connection
             connection.discard()
         return None
@@ -226,7 +226,7 @@ class ConnectionPool:
                 connection = await self._wait_in_queue(origin)
             if connection is None:
                 return await self._open_connection(origin)
-            if connection.is_usable:
+            if connection.is_usable():
                 return connection
             connection.discard()
 

@@ -313,7 +313,6 @@ class Connection(asyncio.Protocol):
     def is_closing(self) -> bool:
         return self.is_closed or self._transport.is_closing()
 
-    @property
     def is_usable(self) -> bool:
         """Open, with nothing to read that the event loop has not delivered yet; while idle that is EOF or garbage."""
         return not self.is_closed and not self._transport.is_closing() and not self._poll.poll(0)

@@ -14,7 +14,7 @@ from itertools import compress, islice
 from operator import attrgetter
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Emit, Handler
+from a2a_fabric.core.call import Call, Emit, Handler, bind_call
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -117,7 +117,7 @@ class LiveRuntime:
     ) -> None:
         self.manifest = manifest
         self.gate = gate
-        self._call: Handler = bind_current_call(self) if is_signed else self
+        self._call: Handler = bind_current_call(self) if is_signed else self.__call__
         self.handler = self._call
         self._probe_timeout = probe_timeout
         self.set_runtime(runtime)
@@ -128,6 +128,7 @@ class LiveRuntime:
 
     def set_runtime(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self._ask = bind_call(runtime)
         self._offers: dict[type, bool] = {}
         self._needs_deadline = not isinstance(runtime, EnforcesDeadline)
 
@@ -152,9 +153,9 @@ class LiveRuntime:
         try:
             if self._needs_deadline:
                 with Deadline(call.target.timeout_ms / 1000):
-                    result = await self.runtime(call, emit)
+                    result = await self._ask(call, emit)
             else:
-                result = await self.runtime(call, emit)
+                result = await self._ask(call, emit)
             if gate.breaker is not CLOSED_BREAKER:
                 gate.record_outcome()
             return result

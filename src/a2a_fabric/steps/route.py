@@ -29,6 +29,7 @@ from a2a_fabric.core.call import (
     ResponseForm,
     Target,
     bind_arguments,
+    bind_call,
     check_attachments,
     owner_from_principal,
 )
@@ -251,7 +252,7 @@ class RoutingHandler:
         validator: ArgumentValidator | None = None,
         seal: ContinuationSeal | None = None,
     ) -> None:
-        self._plan = plan
+        self._plan = bind_call(plan)
         self._get_handler = get_handler
         self._health = health
         self._policy = policy

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 
+from a2a_fabric.core.call import bind_call
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
 from a2a_fabric.core.limits import BodyLimit
@@ -169,7 +170,7 @@ class WebApp:
         self._router = Router([*own_routes, *self._routes], redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
         self.hot_urls.clear()  # in place: the server has it
-        self.hot_urls.update((path.encode(), (path, app)) for path, app in self._hot_paths.items())
+        self.hot_urls.update((path.encode(), (path, bind_call(app))) for path, app in self._hot_paths.items())
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:

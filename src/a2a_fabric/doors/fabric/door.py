@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -18,7 +17,7 @@ from a2a_fabric.core.node_health import is_well
 from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.result import Result, format_timestamp
-from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.context import Door, DoorContext, Receive, Send
 from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json_depth
 from a2a_fabric.doors.fabric.http import (
     ErrorFormat,
@@ -252,8 +251,12 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
         error_format=settings.error_format,
     )
     endpoints = FabricHttpEndpoints(state)
+
+    def answer_call(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
+        return FabricCallCycle(state, scope, receive, send).run()
+
     return Door(
-        hot={"/mcp/call": CycleEndpoint(partial(FabricCallCycle, state))},
+        hot={"/mcp/call": answer_call},
         sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
         routes=endpoints.build_routes(),
     )
