@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.admin.activity import Activity, ActivityReport, Interval, render_activity, render_agent_activity
+from a2a_fabric.admin.activity import (
+    Activity,
+    ActivityReport,
+    Interval,
+    find_pause,
+    render_activity,
+    render_agent_activity,
+)
 from a2a_fabric.admin.processes import LogPosition, Processes, format_positions, parse_positions
 from a2a_fabric.core.errors import AgentOffline, BadInput
 from a2a_fabric.telemetry.metrics import Metrics
@@ -89,6 +96,11 @@ async def test_samples_have_the_number_of_their_interval_and_none_comes_twice() 
     now = 1024.9
     await activity.sample()
     assert [each.number for each in activity.report().intervals] == [200, 201, 205]
+
+
+@pytest.mark.parametrize(("now", "pause"), [(1000.0, 5.0), (1001.0, 4.0), (1004.999, 5.001), (1003.0, 7.0)])
+def test_a_timer_that_ends_early_does_not_cause_a_second_sample(now: float, pause: float) -> None:
+    assert find_pause(now) == pytest.approx(pause)
 
 
 def test_positions_in_several_logs_are_one_text() -> None:

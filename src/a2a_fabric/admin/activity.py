@@ -71,7 +71,7 @@ class Activity:
         await self.sample()
         self._samples.clear()  # the first one begins at the start of the node
         while True:
-            await asyncio.sleep(INTERVAL - self._clock() % INTERVAL)
+            await asyncio.sleep(find_pause(self._clock()))
             await self.sample()
 
     async def sample(self) -> None:
@@ -100,6 +100,12 @@ class Activity:
         )
         total = self._before.get(agent_id, _NOTHING)
         return ActivityReport(intervals=intervals, calls_total=total.calls, errors_total=total.errors)
+
+
+def find_pause(now: float) -> float:
+    """Until the next moment at which all processes sample. A timer may end a little early; that moment is over, too."""
+    pause = INTERVAL - now % INTERVAL
+    return pause if pause > INTERVAL / 2 else pause + INTERVAL
 
 
 def render_activity(reports: Sequence[ActivityReport]) -> dict[str, Any]:

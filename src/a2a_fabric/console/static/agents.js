@@ -60,7 +60,7 @@ function AgentRow({ agent, live, selected }) {
   return html`<${Link} to=${`/agents/${part(agent.agent_id)}`} class="row agents-grid ${status} ${selected ? "selected" : ""}">
     <${Dot} status=${status} />
     <span class="row-main"><b>${agent.agent_id}</b>${agent.display_name !== agent.agent_id ? html`<span class="faint"> ${text(agent.display_name)}</span>` : null}${live && live.breaker !== "closed" ? html` <${Badge} state=${live.breaker}>breaker ${live.breaker}<//>` : null}
-      <small class=${error ? "bad-text" : ""}>${error ? html`${text(error)}${since ? html` · since ${age(since)}` : null}` : text(agent.description) || html`<span class="faint">No description</span>`}</small></span>
+      <small class=${error ? "bad-text" : ""}>${error ? html`${text(error)}${since ? html` · for ${age(since)}` : null}` : text(agent.description) || html`<span class="faint">No description</span>`}</small></span>
     <span>${agent.runtime ? html`<${Tag}>${agent.runtime}<//>` : html`<span class="faint" title="Found out when it answers">–</span>`}</span>
     <span class="muted num-left">${agent.status === "off" ? "–" : plural(agent.tools, "tool")}</span>
     <${Spark} values=${live ? live.spark : []} />

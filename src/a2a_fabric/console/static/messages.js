@@ -22,5 +22,13 @@ function Conversation({ id }) {
   const live = useLive((signal) => admin("messages", { conversation_id: id }, { signal }), [id], 2500);
   const all = live.data ? live.data.messages : [];
   return html`<div class="page"><nav class="crumbs"><${Link} to="/messages">Messages<//></nav><h1>Conversation</h1><p class="lead mono">${id}</p>
-    <${Fresh} live=${live}>${all.length ? html`<ol class="talk">${all.map((message) => html`<li key=${message.message_id} class=${message.from === all[0].from ? "" : "other"}><header><b>${text(message.from)}</b>${message.to.length ? html` <span class="faint">to ${message.to.join(", ")}</span>` : null}<${Time} at=${message.sent_at} /></header>${message.parts.map((each) => (typeof each.text === "string" || typeof each.content === "string" ? html`<pre class="stream">${text(each.text ?? each.content)}</pre>` : html`<${Json} value=${each} max />`))}</li>`)}</ol>` : html`<${Empty} title="No messages"><p>There is no conversation with this id, or its messages were removed.</p><//>`}<//></div>`;
+    <${Fresh} live=${live}>${all.length ? html`<ol class="talk">${all.map((message) => html`<li key=${message.message_id} class=${message.from === all[0].from ? "" : "other"}><header><b>${text(message.from)}</b>${message.to.length ? html` <span class="faint">to ${message.to.join(", ")}</span>` : null}<${Time} at=${message.sent_at} /></header>${message.parts.map((each) => (typeof each.text === "string" || typeof each.content === "string" ? html`<pre class="stream">${text(each.text ?? each.content)}</pre>` : html`<${Data} part=${each} />`))}</li>`)}</ol>` : html`<${Empty} title="No messages"><p>There is no conversation with this id, or its messages were removed.</p><//>`}<//></div>`;
+}
+
+/** What an agent answers is mostly a text with some facts beside it: the text is shown as one. */
+function Data({ part: { kind, data, ...more } }) {
+  if (data === null || typeof data !== "object" || Array.isArray(data)) return html`<${Json} value=${data === undefined ? { kind, ...more } : data} max />`;
+  const { answer, ...rest } = data;
+  const isText = typeof answer === "string" && answer;
+  return html`${isText ? html`<pre class="stream">${answer}</pre>` : null}${!isText || Object.keys(rest).length ? html`<${Json} value=${isText ? rest : data} max />` : null}`;
 }

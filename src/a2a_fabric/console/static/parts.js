@@ -108,7 +108,9 @@ export function Spark({ values, width = 96, height = 20 }) {
 }
 
 /** Calls a second over time, with errors in front. */
-export function AreaChart({ values, errors, at, height = 120, unit = "/s", slots = 60 }) {
+const CHART_SECONDS = 300;
+
+export function AreaChart({ values, errors, at, interval = 5, height = 120, unit = "/s" }) {
   const box = useRef(null);
   const [width, setWidth] = useState(600);
   const [hover, setHover] = useState(null);
@@ -118,13 +120,18 @@ export function AreaChart({ values, errors, at, height = 120, unit = "/s", slots
     return () => watch.disconnect();
   }, []);
   const most = niceCeiling(Math.max(...values, 1));
-  const inner = height - 20, step = width / (slots - 1), start = slots - values.length;
-  const x = (place) => (start + place) * step, y = (value) => inner - (value / most) * (inner - 8);
-  const line = (series) => series.map((value, place) => `${place ? "L" : "M"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-  const area = (series) => (series.length ? `${line(series)}L${x(series.length - 1).toFixed(1)} ${inner}L${x(0).toFixed(1)} ${inner}Z` : "");
+  // Placed by time: a node that has just started, or was away, has nothing to show for the time before.
+  const inner = height - 20, end = at.at(-1) || 0;
+  const x = (place) => width * (1 - (end - at[place]) / CHART_SECONDS), y = (value) => inner - (value / most) * (inner - 8);
+  const runs = [];
+  at.forEach((time, place) => { if (place && time - at[place - 1] < 2.5 * interval) runs.at(-1).push(place); else runs.push([place]); });
+  const drawn = (run) => (run.length > 1 ? run.map((place) => [x(place), place]) : [[x(run[0]) - 3, run[0]], [x(run[0]), run[0]]]);
+  const line = (series) => runs.map((run) => drawn(run).map(([left, place], first) => `${first ? "L" : "M"}${left.toFixed(1)} ${y(series[place]).toFixed(1)}`).join("")).join("");
+  const area = (series) => runs.map((run) => { const points = drawn(run); return `M${points[0][0].toFixed(1)} ${inner}${points.map(([left, place]) => `L${left.toFixed(1)} ${y(series[place]).toFixed(1)}`).join("")}L${points.at(-1)[0].toFixed(1)} ${inner}Z`; }).join("");
   const move = (event) => {
-    const place = Math.round((event.clientX - box.current.getBoundingClientRect().left) / step) - start;
-    setHover(place >= 0 && place < values.length ? place : null);
+    const time = end - (1 - (event.clientX - box.current.getBoundingClientRect().left) / width) * CHART_SECONDS;
+    const nearest = at.findIndex((each) => Math.abs(each - time) <= interval / 2);
+    setHover(nearest < 0 ? null : nearest);
   };
   return html`<div class="chart" ref=${box} onMouseMove=${move} onMouseLeave=${() => setHover(null)}>
     <svg width=${width} height=${height} role="img" aria-label="Calls a second over the last five minutes">
