@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from a2a_fabric import plugins
 from a2a_fabric.core.agent import Audience, TrustTier
-from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.errors import ConfigError, suggest_nearest
 from a2a_fabric.core.guards import GuardSettings
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.retry import BreakerPolicy
@@ -384,8 +384,18 @@ def load_config(path: Path, environ: Mapping[str, str]) -> Config:
     config = file.decode(Config, resolve_env(value, environ))
     for number, table in enumerate(config.doors):
         _check_door(file, dict(table), ("doors", number))
+    for number, rule in enumerate(config.policy):
+        for entry, name in enumerate(rule.doors or ()):
+            if not is_door_pattern(name):
+                nearest = suggest_nearest(name, plugins.list_kinds("doors"))
+                raise file.error(f"there is no door '{name[:64]}'{nearest}", ("policy", number, "doors", entry))
     _check_store(file, config)
     return config
+
+
+def is_door_pattern(name: str) -> bool:
+    """Whether the name can be that of a door: a rule that names no door would never hold, and nothing would tell."""
+    return "*" in name or "?" in name or plugins.is_available("doors", name)
 
 
 def _check_door(file: YAMLFile, table: dict[str, Any], location: YamlPath) -> None:

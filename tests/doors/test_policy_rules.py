@@ -266,7 +266,11 @@ def test_the_command_line_explains_verdicts_and_tests_them(tmp_path: Path) -> No
     allowed = json.loads(run("explain", "guest", "vault", "open_safe", "--door", "mcp").output)
     assert allowed == {"verdict": "allow", "rule": None, "reason": "no rule matches, and the credentials allow it"}
     assert json.loads(run("explain", "guest", "vault", "x", "--door", "rest").output)["rule"] == "not-by-rest"
-    assert run("explain", "nobody", "vault", "x").exit_code == 1
+    assert "no capability 'x'" in json.loads(run("explain", "psk", "vault", "x").output)["reason"]
+    assert "--trust TIER --scope SCOPE" in run("explain", "nobody", "vault", "x").output
+    stored = run("explain", "nobody", "vault", "open_safe", "--trust", "local", "--scope", "agent:vault")
+    assert json.loads(stored.output)["verdict"] == "allow"
+    assert "There is no door 'mpc'" in run("explain", "psk", "vault", "x", "--door", "mpc").output
     cases = [
         {"principal": "ci", "agent": "vault", "capability": "get_note", "expect": "allow", "rule": "ci-may-read"},
         {"principal": "guest", "agent": "vault", "capability": "x", "address": "10.0.0.1", "expect": "deny"},
@@ -280,3 +284,11 @@ def test_the_command_line_explains_verdicts_and_tests_them(tmp_path: Path) -> No
     (tmp_path / "fabric.yaml").write_text(json.dumps({"policy": [{"name": "x", "effect": "forbid"}]}))
     broken = CliRunner().invoke(app, ["policy", "test", str(tmp_path / "good.yaml"), *config])
     assert broken.exit_code == 1
+    check = ["check", *config, "--json"]
+    rule = {"name": "x", "effect": "deny", "agents": ["valut"]}
+    (tmp_path / "fabric.yaml").write_text(json.dumps({"policy": [rule]}))
+    assert any(
+        "rule 'x' names 'valut'" in each for each in json.loads(CliRunner().invoke(app, check).output)["warnings"]
+    )
+    (tmp_path / "fabric.yaml").write_text(json.dumps({"policy": [{**rule, "doors": ["mpc"]}]}))
+    assert "there is no door 'mpc' (nearest: mcp)" in CliRunner().invoke(app, check).output

@@ -25,7 +25,12 @@ from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
 from a2a_fabric.node.context import resolve_store_address
-from a2a_fabric.node.exposure import list_exposure_warnings, list_name_warnings, list_view_warnings
+from a2a_fabric.node.exposure import (
+    list_exposure_warnings,
+    list_name_warnings,
+    list_policy_warnings,
+    list_view_warnings,
+)
 from a2a_fabric.node.runtime_factory import infer_runtime_kind
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.programs import ProgramSpec, build_environment
@@ -85,6 +90,7 @@ async def _inspect(setup: NodeSetup) -> CheckReport:
                     *list_exposure_warnings(config),
                     *list_name_warnings(config),
                     *list_view_warnings(config.views, catalog),
+                    *list_policy_warnings(config.policy, catalog),
                     *setup.remarks,
                     *setup.warn_of_unset(catalog.agents),
                     *_find_missing_programs(setup, catalog.agents),

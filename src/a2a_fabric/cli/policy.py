@@ -16,6 +16,7 @@ import msgspec
 import typer
 from msgspec import Meta
 
+from a2a_fabric import plugins
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.check import build_node
 from a2a_fabric.cli.node_setup import plan_setup
@@ -25,7 +26,7 @@ from a2a_fabric.cli.tables import print_table
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, ConfigError, FabricError
+from a2a_fabric.core.errors import AgentNotFound, BadInput, ConfigError, FabricError
 from a2a_fabric.core.policy import find_refusal, find_verdict
 from a2a_fabric.core.rules import CallerFacts, Effect, Entry, Policy
 from a2a_fabric.node.identity import find_configured_principal
@@ -199,8 +200,11 @@ def _try_decide(case: PolicyCase, node: Fabric, policy: Policy) -> PolicyAnswer 
 
 
 def _decide(case: PolicyCase, node: Fabric, policy: Policy) -> PolicyAnswer:
-    """Raises AgentNotFound, or ConfigError for a principal that the configuration does not know."""
+    """Raises AgentNotFound, or ConfigError for a principal or a door that the configuration does not know."""
     catalog = node.registry.catalog
+    if case.door and not plugins.is_available("doors", case.door):
+        kinds = plugins.list_kinds("doors")
+        raise BadInput(f"There is no door '{case.door[:64]}'. The doors are: {', '.join(kinds)}")
     manifest = catalog.get(case.agent)
     if manifest is None:
         raise AgentNotFound(case.agent, (each.agent_id for each in catalog))
@@ -210,6 +214,8 @@ def _decide(case: PolicyCase, node: Fabric, policy: Policy) -> PolicyAnswer:
     rule = None if verdict is None else verdict.rule
     if refusal is None:
         reason = "no rule matches, and the credentials allow it" if rule is None else f"rule '{rule}' allows it"
+        if manifest.capabilities and not manifest.is_open_ended and manifest.find_capability(case.capability) is None:
+            reason += f", but the agent has no capability '{case.capability}'"
         return PolicyAnswer(verdict="allow", rule=rule, reason=reason)
     if verdict is not None and verdict.effect == "deny":
         return PolicyAnswer(verdict="deny", rule=rule, reason=f"rule '{rule}' denies it")
@@ -221,9 +227,10 @@ def _find_principal(case: PolicyCase, node: Fabric) -> Principal:
     """With `trust`, also a caller whose key is in the store. Raises ConfigError."""
     try:
         return find_configured_principal(node.config, case.principal)
-    except ConfigError:
+    except ConfigError as exc:
         if case.trust is None:
-            raise
+            hint = "For the holder of a key in the store, name its rights: --trust TIER --scope SCOPE"
+            raise ConfigError(f"{exc.message}. {hint}") from exc
         return Principal(mode="psk", principal_id=case.principal, trust=case.trust)
 
 

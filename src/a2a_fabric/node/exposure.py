@@ -9,7 +9,8 @@ from a2a_fabric.config import Config, TLSSettings, parse_listen
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.policy import OPERATOR_ID, is_loopback
-from a2a_fabric.core.view import EVERY_CAPABILITY, View
+from a2a_fabric.core.rules import PolicyRule
+from a2a_fabric.core.view import EVERY_CAPABILITY, View, compile_patterns
 from a2a_fabric.registry.names import ALWAYS_RESERVED, find_lookalike
 
 _MAX_PROBLEMS = 20  # that are reported of one view
@@ -70,6 +71,17 @@ def list_name_warnings(config: Config) -> list[str]:
             what = f"'{own}', a name that the node uses itself" if own is not None else f"'{other}', another caller"
             warnings.append(f"auth: '{name}' can be mistaken for {what}, in logs and policies. Give it another id")
     return warnings
+
+
+def list_policy_warnings(rules: Iterable[PolicyRule], manifests: Iterable[Manifest]) -> list[str]:
+    """A warning for each name of an agent in the rules that matches no agent and no tool now."""
+    ids = [manifest.agent_id for manifest in manifests]
+    return [
+        f"policy: rule '{rule.name}' names '{pattern}', and there is no such agent or tool, so it does not hold for any"
+        for rule in rules
+        for pattern in rule.agents or ()
+        if not any(map(compile_patterns((pattern,)).fullmatch, ids))
+    ][:_MAX_PROBLEMS]
 
 
 def list_view_warnings(views: Iterable[View], manifests: Iterable[Manifest]) -> list[str]:
