@@ -15,13 +15,14 @@ from tests.contracts.test_nats_faults import ask
 from tests.contracts.test_store_processes import Ledger, child, heard, said
 from tests.fixtures.nats import NatsCluster, NatsServer, new_name
 
+SMALL_MESSAGES = "max_payload: 65536"  # so that large writes become several messages
 SNAPSHOTS = "snapshot_messages=20"
 ROUNDS = int(os.environ.get("STORE_CRASH_ROUNDS", "2"))  # `make soak` asks for more
 
 
 @pytest.fixture
 def cluster() -> Iterator[NatsCluster]:
-    cluster = NatsCluster().start()
+    cluster = NatsCluster(settings=SMALL_MESSAGES).start()
     try:
         yield cluster
     finally:
@@ -30,7 +31,7 @@ def cluster() -> Iterator[NatsCluster]:
 
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
-    server = NatsServer().start()
+    server = NatsServer(SMALL_MESSAGES).start()
     try:
         yield server
     finally:
