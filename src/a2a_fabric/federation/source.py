@@ -412,14 +412,21 @@ def _build_word_routing(documents: Iterable[Document], manifests: Mapping[str, M
 
 
 def _address_manifest(name: str, location: RemoteLocation, document: Document) -> Manifest:
-    endpoint: dict[str, Any] = {
-        "uri": location.url,
-        **({"headers": dict(location.headers)} if location.headers else {}),
-    }
+    """Raises ConfigError for headers that another node is not sent."""
+    endpoint: dict[str, Any] = {"uri": location.url}
+    is_node = location.kind == "node"
+    if location.headers and is_node:
+        key, *others = location.headers.items()
+        if others or key[0].lower() != "authorization":
+            where = ("agents", name, "location", "headers")
+            raise document.file.error("another node gets the header Authorization only", where)
+        endpoint["psk"] = key[1]
+    elif location.headers:
+        endpoint["headers"] = dict(location.headers)
     return Manifest(
         agent_id=name,
         endpoint=endpoint,
-        runtime="fabric" if location.kind == "node" else None,
+        runtime="fabric" if is_node else None,
         origin=AgentOrigin(location="remote", registry=_strip_query(document.place), url=_strip_query(location.url)),
     )
 

@@ -449,7 +449,8 @@ def build(manifest: Manifest, context: RuntimeContext) -> RemoteAgentRuntime | R
             f"Agent '{manifest.agent_id}' has a user name in its uri; put the node's key into `psk`, as env:NAME",
             agent_id=manifest.agent_id,
         )
-    node = NodeClient(node_entry_of(manifest.agent_id), endpoint.uri, endpoint.psk, context.http, context.reply_bytes)
+    psk = None if endpoint.psk is None else endpoint.psk.removeprefix("Bearer ")  # of a whole header in a registry
+    node = NodeClient(node_entry_of(manifest.agent_id), endpoint.uri, psk, context.http, context.reply_bytes)
     return (
         RemoteNodeRuntime(manifest, node)
         if endpoint.agent is None
