@@ -105,6 +105,7 @@ async def check_outage(node: Node, begin: Callable[[], None], end: Callable[[], 
     assert (await read(node, "/health"))[1]["checks"]["store"] == "down"
     told = (await node.operation("fabric.health"))["result"]["checks"]["store"]
     assert (told["status"], words in told["reason"]) == ("down", True), told
+    assert "fabric_store_up 0.0" in (await node.send("GET", "/metrics", token=PSK)).body.decode()
     await asyncio.to_thread(end)
     await eventually(node, "/readyz", lambda status, _: status == 200)
     assert (await read(node, "/health"))[1]["status"] == "ok"

@@ -28,7 +28,7 @@ class NodeStatus:
     def __init__(self) -> None:
         self.lag = EventLoopLag()
         self._store_check = StoreCheck(None)
-        self._store_metrics = StoreMetrics(self._note_failure)
+        self._store_metrics = StoreMetrics(self._note_failure, self._is_store_usable)
 
     def wrap_store(self, store: Store) -> Store:
         used_tokens: UsedTokenStore | None = getattr(store, "used_tokens", None)  # a plug-in's store may have none
@@ -38,6 +38,9 @@ class NodeStatus:
 
     def _note_failure(self, error: StoreError) -> None:
         self._store_check.note_failure(error)
+
+    async def _is_store_usable(self) -> bool:
+        return (await self._store_check()).status == "ok"
 
     def build_health(self) -> NodeHealth:
         return NodeHealth(self._store_check)

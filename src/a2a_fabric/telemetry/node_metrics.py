@@ -182,9 +182,14 @@ class StoreMetrics:
     """Time and errors of calls to the store, by part of the store; jobs by state, and the age of the queue."""
 
     def __init__(
-        self, on_error: Callable[[StoreError], None] = lambda error: None, clock: Callable[[], float] = time.monotonic
+        self,
+        on_error: Callable[[StoreError], None] = lambda error: None,
+        is_usable: Callable[[], Awaitable[bool]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_usable` says whether the store can be read and written."""
         self._on_error = on_error
+        self._is_usable = is_usable
         self._clock = clock
         self._tallies: dict[str, StoreTally] = {}
         self._errors: dict[Labels, int] = {}
@@ -229,7 +234,7 @@ class StoreMetrics:
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT):
                 self._status = await self._read_status()
-            self._is_up = True
+            self._is_up = self._is_usable is None or await self._is_usable()
         except Exception:  # a store may raise any exception; its health says which
             self._status, self._is_up = None, False
         ended = self._clock()
@@ -241,7 +246,7 @@ class StoreMetrics:
         yield from render_counter(
             "fabric_store_errors", "Calls to the store that failed", ("part", "error_code"), list(self._errors.items())
         )
-        yield render_value("fabric_store_up", "gauge", "1 if the store answered at the last scrape", self._is_up)
+        yield render_value("fabric_store_up", "gauge", "1 if the store could be read and written", self._is_up)
         if self._status is not None:
             yield from _render_status(self._status)
 
