@@ -63,15 +63,18 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
     def start_mcp_forwarder(prefix: Sequence[str]) -> AbstractContextManager[ServerProcess]:
         return processes.module("bench.mcp_forwarder", mcp_uri, prefix=prefix)
 
-    def start_node(manifests: str, settings: str = "") -> StartServer:
+    def start_node(manifests: str, settings: str = "", log: str = "{file: fabric.log}") -> StartServer:
         # The history writes a few times a second, which counts for much in the few calls of a second under valgrind.
         settings += "history: {enabled: false}\n"
-        return lambda prefix: processes.node(manifests, settings=settings, prefix=prefix)
+        return lambda prefix: processes.node(manifests, settings=settings, prefix=prefix, log=log)
 
     def through(counted: str) -> StartServer:
         return lambda prefix: mesh.counted_pair(agent_port, counted, prefix)
 
     plain = start_node(calls.manifests(agent_port))
+    silent = start_node(calls.manifests(agent_port), "metrics: false\n", "{level: error}")
+    spans_off = "metrics: false\ntracing: {protocol: 'off', endpoint: 'http://127.0.0.1:9/v1/traces'}\n"
+    without_spans = start_node(calls.manifests(agent_port), spans_off, "{level: error}")
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
 
@@ -92,6 +95,8 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         CountedRow("call through another node, there", through("other"), lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("call through another node, here", through("entry"), lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("plain call", plain, lambda port: target(port, TOKEN).plan_calls()),
+        CountedRow("plain call, no telemetry", silent, lambda port: target(port, TOKEN).plan_calls()),
+        CountedRow("plain call, no telemetry, spans off", without_spans, lambda port: target(port, TOKEN).plan_calls()),
         CountedRow("stateless MCP, bare forwarder", start_mcp_forwarder, lambda port: stateless(port, "/mcp", "add")),
         CountedRow("stateless MCP", mcp, lambda port: stateless(port, "/mcp", "new_add", TOKEN)),
         CountedRow("stateless MCP, handshake client", mcp, lambda port: handshake(port, "/mcp", "new_add", TOKEN)),

@@ -1,7 +1,9 @@
-"""What a node's own telemetry costs a call: log lines, metrics, the call history, and spans for a collector.
+"""What each part of a node's own telemetry costs a call: log lines, metrics, the call history, spans for a collector.
 
+Each part is measured alone, beside a node without any of them; the last row has all of them. "Spans off" is a node that
+has an address for spans and sends none (`protocol: off`): it must cost nothing.
 The history keeps at most its `calls_per_second`, and the export of spans takes at most its `cpu_share`. A node at full
-load is beyond both, so the last lines say how much was kept."""
+load is beyond both, so the last line says how much was kept."""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ from bench import calls, processes
 from bench.processes import TOKEN
 from bench.rows import Effort, Row, alternate, print_table, require_ready
 
-_OFF = "metrics: false\nhistory: {enabled: false}\n"
+_NO_METRICS = "metrics: false\n"
 _NO_HISTORY = "history: {enabled: false}\n"
+_OFF = _NO_METRICS + _NO_HISTORY
+_NO_LINES = "{level: error}"
 _SHARE = "share of all off"
 _COUNTERS = re.compile(r'^(fabric_(?:history_\w+_total|spans_total\{outcome="\w+"\})) (\S+)$', re.MULTILINE)
 
@@ -42,21 +46,22 @@ def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort) -> None:
         require_ready(runner, rows)
         runner.run(alternate(rows, effort))
         print_table("telemetry", rows, lambda _: rows[0], _SHARE)
-        for row in rows[-3:]:
-            print(f"\n{row.name}: {_read_counters(row.port)}")
+        print(f"\n{rows[-1].name}: {_read_counters(rows[-1].port)}")
 
 
 def _list_setups(sink: int) -> list[_Setup]:
-    def trace(ratio: int) -> str:
-        return f"tracing: {{protocol: http, endpoint: 'http://127.0.0.1:{sink}/v1/traces', ratio: {ratio}}}\n"
+    def trace(ratio: int, protocol: str = "http") -> str:
+        endpoint = f"http://127.0.0.1:{sink}/v1/traces"
+        return f"tracing: {{protocol: '{protocol}', endpoint: '{endpoint}', ratio: {ratio}}}\n"
 
     return [
-        _Setup("all off", _OFF, "{level: error}"),
-        _Setup("log lines", _OFF),
-        _Setup("and metrics; spans off", _NO_HISTORY),
-        _Setup("and spans, all sampled out", _NO_HISTORY + trace(0)),
-        _Setup("and spans, all recorded", _NO_HISTORY + trace(1)),
-        _Setup("history instead of spans", ""),
+        _Setup("all off", _OFF, _NO_LINES),
+        _Setup("spans off", _OFF + trace(1, "off"), _NO_LINES),
+        _Setup("log lines alone", _OFF),
+        _Setup("metrics alone", _NO_HISTORY, _NO_LINES),
+        _Setup("spans alone, all sampled out", _OFF + trace(0), _NO_LINES),
+        _Setup("spans alone, all recorded", _OFF + trace(1), _NO_LINES),
+        _Setup("history alone", _NO_METRICS, _NO_LINES),
         _Setup("all on", trace(1)),
     ]
 
