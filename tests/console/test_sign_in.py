@@ -110,6 +110,8 @@ async def test_a_person_signs_in_at_the_issuer_and_comes_back_to_the_same_view(b
         await expect(page.locator(".side-foot")).to_contain_text("corp:olga")
         await expect(page.locator(".side-foot")).to_contain_text("operator")
         assert "code=" not in page.url
+        await page.goto(f"{node.url}/console/keys")
+        await expect(page.locator(".lines li").first).to_contain_text("corp:olga")
         await page.goto(f"{node.url}/console/agents/louder?do=shout")  # an operator may run what it sees
         await page.fill("#in-shout-text", "hello")
         await page.click(".playground .button.primary")

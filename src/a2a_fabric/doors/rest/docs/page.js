@@ -178,9 +178,10 @@ function shape(name, schema) {
   return made;
 }
 
-function section(name, entries) {
-  at("contents").append(make("a", { text: name, href: `#part-${name}` }));
-  at("list").append(make("section", { id: `part-${name}` }, make("h2", { text: name }), ...entries));
+function section(name, entries, group) {
+  const title = group ? `${group}: ${name}` : name;
+  at("contents").append(make("a", { text: title, href: `#part-${name}` }));
+  at("list").append(make("section", { id: `part-${name}` }, make("h2", { text: title }), ...entries));
 }
 
 function draw(api) {
@@ -192,13 +193,13 @@ function draw(api) {
   drawSections(api, "shapes");
 }
 
-function drawSections(api, shapes) {
+function drawSections(api, shapes, group) {
   const base = new URL(api.servers[0].url).pathname;
   const all = Object.entries(api.paths).flatMap(([path, verbs]) =>
     Object.entries(verbs).map(([verb, operation]) => [path, verb.toUpperCase(), operation]));
   for (const tag of api.tags)
-    section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)));
-  section(shapes, Object.entries(api.components.schemas).map((each) => shape(...each)));
+    section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)), group);
+  section(shapes, Object.entries(api.components.schemas).map((each) => shape(...each)), group);
   find(); // the reader may have typed before this part arrived
 }
 
@@ -228,5 +229,5 @@ addEventListener("hashchange", open);
 // The operations for operators stand below; a node without them has no such document.
 const failed = (error) => make("p", { className: "about", role: "alert", text: `The description could not be read: ${error.message}. Load the page again.` });
 const drawAdmin = () => fetch("/admin/openapi.json").then((reply) => (reply.ok ? reply.json() : null))
-  .then((api) => api && drawSections(api, "arguments")).catch((error) => at("list").append(failed(error)));
+  .then((api) => api && drawSections(api, "arguments", "admin")).catch((error) => at("list").append(failed(error)));
 fetch("openapi.json").then((reply) => reply.json()).then(draw).then(drawAdmin).then(open).catch((error) => at("list").replaceChildren(failed(error)));
