@@ -179,6 +179,11 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen_and_the_bar_is_below(
             await expect(page.locator(".rows-skeleton, .home-skeleton")).to_have_count(0)
             wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, path
+        task = {"agentId": "louder", "capability": "shout", "input": {"text": "x" * 200}}
+        created = await node.send("POST", "/v1/tasks", json=task)
+        await page.goto(f"{node.url}/console/jobs/{created.json['id']}")  # it has a long id and a long key
+        await expect(page.get_by_text("Attempts")).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         await page.tap(".bottom >> text=Agents")
         await page.tap(".rows .row >> nth=0")
         await expect(page.locator(".capabilities, .fault").first).to_be_visible()

@@ -170,6 +170,14 @@ async def test_of_several_nodes_that_hold_an_agent_those_of_the_own_site_come_fi
     assert (await call(mesh.nodes[2], "shared", "where"))["result"]["node"] == "three"
 
 
+async def test_the_overview_for_operators_lists_the_nodes(mesh: Mesh) -> None:
+    async with connect(mesh.nodes[0]) as session, session.post("/admin/v1/overview", json={}) as reply:
+        overview = (await reply.json())["result"]
+    assert overview["mesh_nodes"][0]["node"] == "one"  # which tells its own figures
+    assert {each["node"] for each in overview["mesh_nodes"]} >= {"one", "two", "three"}
+    assert overview["missing_processes"] == []
+
+
 async def test_the_call_at_the_other_node_has_the_same_trace(mesh: Mesh) -> None:
     envelope = await call(mesh.nodes[0], "of-two", "where")
     trace = envelope["trace"]["trace_id"]

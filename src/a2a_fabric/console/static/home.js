@@ -29,7 +29,6 @@ export function Home() {
       <ul class="legend">${ORDER.filter((status) => agents[status] || status === "online").map((status) => html`<li><${Link} to=${`/agents?status=${status}`}><${Dot} status=${status} /><b>${agents[status]}</b> ${WORDS[status]}<//></li>`)}${node.nodes.length > 1 ? html`<li class="push">on ${plural(node.nodes.length, "node")}</li>` : null}</ul>`}
     </section>
     ${node.mesh_nodes.length ? html`<${MeshNodes} nodes=${node.mesh_nodes} own=${node.node_id} now=${node.now} />` : null}
-    ${node.processes.length > 1 ? html`<${Processes} rows=${node.processes} now=${node.now} />` : null}
     <div class="two">
       <section class="block"><header><h2>Latest calls</h2><${Link} to="/calls">All calls<//></header>
         ${calls.data && calls.data.calls.length ? html`<div class="mini-calls">${calls.data.calls.map((row) => html`<${CallLine} row=${row} key=${row.trace_id + row.span_id} mini />`)}</div>` : html`<${Empty} title="No calls yet"><p>Ask an agent something, here or from your own client:</p><${Command}>${"a2a-fabric ask 'what is 2 + 3 * 4'"}<//><//>`}
@@ -41,6 +40,7 @@ export function Home() {
           ${node.problems.map((each) => html`<li><b>${text(each.where)}</b><p>${text(each.text)}</p></li>`)}</ul>`}
       </section>
     </div>
+    ${node.processes.length > 1 ? html`<${Processes} rows=${node.processes} now=${node.now} />` : null}
   <//>`;
 }
 
