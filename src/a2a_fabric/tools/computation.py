@@ -128,8 +128,10 @@ class _WorkerEnded(Exception):
 
 class _WorkerProcess:
     def __init__(self) -> None:
+        # Out of reach of Ctrl-C, but in our session: Linux may give each session an equal share of the processors,
+        # whatever the priority of its processes.
         self._process = subprocess.Popen(  # noqa: S603  # our own module
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         self._requests = cast(IO[bytes], self._process.stdin)
         self._replies = cast(IO[bytes], self._process.stdout)
