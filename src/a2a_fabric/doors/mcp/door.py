@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import DoorPlugin
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
@@ -133,11 +135,19 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     sse = SseEndpoints(context, sessions, servers.get_gateway_server)
     kept_sessions = KeptSessions(context.session_file, sessions)
 
+    naming: list[asyncio.Future[None]] = []
+
+    async def prepare() -> None:
+        """Naming the tools of many agents takes a while, so it begins now, and not with the first request."""
+        await servers.prepare()
+        naming.append(asyncio.ensure_future(catalog.refresh(OPERATOR_PRINCIPAL)))
+
     @asynccontextmanager
     async def run_lifetime() -> AsyncIterator[None]:
         async with selector:
             await kept_sessions.restore()
             yield
+            await cancel_and_wait(*naming)
             await kept_sessions.save(await servers.collect_events())
 
     return McpDoor(
@@ -150,7 +160,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         ],
         hot_routes=[agent_route],
         lifetime=run_lifetime(),
-        prepare=servers.prepare,
+        prepare=prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
         sessions={"mcp": lambda: len(sessions)},
         servers=servers,

@@ -20,6 +20,7 @@ MAX_REMEMBERED = 10_000  # names of agents that left and may come back
 _SUFFIX_DIGITS = 6  # hexadecimal digits
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _UNSAFE_CHARACTERS = re.compile(r"[^a-z0-9]+")
+_SAFE_NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 Key = TypeVar("Key", bound=Hashable)
 ToolKey = tuple[str, str]  # an agent's id, and the name of its capability
@@ -27,9 +28,11 @@ ToolKey = tuple[str, str]  # an agent's id, and the name of its capability
 
 def to_safe_name(words: str) -> str:
     """`percy.parse-Recipe` as `percy_parse_recipe`, of any length."""
-    plain = words
+    plain = words.replace(".", "_")
+    if _SAFE_NAME.fullmatch(plain):  # nearly all names
+        return plain
     if not words.isascii():
-        plain = "".join(c for c in unicodedata.normalize("NFKD", words) if not unicodedata.combining(c))
+        plain = "".join(c for c in unicodedata.normalize("NFKD", plain) if not unicodedata.combining(c))
     name = _UNSAFE_CHARACTERS.sub("_", _CAMEL_BOUNDARY.sub("_", plain).lower()).strip("_")
     return name if name[:1].isalpha() else f"t_{name}".rstrip("_")
 

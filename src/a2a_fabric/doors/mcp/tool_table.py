@@ -103,16 +103,18 @@ class ToolTable:
             manifest = catalog.get(agent_id)
             before = {item.key: item for item in self._by_agent.get(agent_id, ())}
             offered = {} if manifest is None else {(agent_id, each.name): each for each in manifest.capabilities}
-            self._names.release(before.keys() - offered.keys())
+            if before:
+                self._names.release(before.keys() - offered.keys())
             is_registered = self._registry.is_registered(agent_id)
-            for key, capability in offered.items():
+            yield
+            for position, (key, capability) in enumerate(offered.items()):
+                if position:
+                    yield
                 was_registered = before[key].is_registered if key in before else None
                 if manifest is not None and was_registered is not is_registered:
                     words_by_key[key] = _name_words(manifest, capability)
                     if is_registered:
                         registered.add(key)
-                yield
-            yield
         renamed = yield from self._names.assign(words_by_key, registered)
         for agent_id in changed.union(agent_id for agent_id, _ in renamed):
             yield from self._replace_tools(agent_id, catalog.get(agent_id))
@@ -187,9 +189,10 @@ class ToolTable:
                 self._agents_with_ui.add(agent_id)
             yield
         self._by_agent[agent_id] = tuple(items.values())
-        for item in items.values():
+        for position, item in enumerate(items.values()):
+            if position:
+                yield
             self._add(item)
-            yield
 
     def _add(self, item: CatalogTool) -> None:
         """Agent ids may hold dots. Of two tools with the same dotted name the one with the longer agent id wins, as in
