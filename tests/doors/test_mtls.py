@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.program import app
-from a2a_fabric.config import Config
+from a2a_fabric.cli.up import follow_tls
+from a2a_fabric.config import Config, TLSSettings
 from a2a_fabric.core.errors import ConfigError
 from tests.fixtures.certificates import Authority
 from tests.fixtures.mcp_client import client
@@ -212,6 +213,23 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on(tmp_path
             with pytest.raises(aiohttp.ClientError):
                 await call(session, tls.url, "fabric.call", ASK)
     assert "goes on with the certificate that it read before" in tls.node.log.getvalue()
+
+
+async def test_other_files_are_taken_and_the_log_says_that_grpc_waits_for_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"client_certificates": "required"}
+    async with running_tls(Percy().agent, folder=tmp_path, tls=settings, config={"auth": AUTH}) as tls:
+        context, running = tls.trust(SPIFFE), tls.node.fabric.config
+        before, prepare = await server_certificate(tls, context), follow_tls(tls.tls, tmp_path)
+        renewed = ssl.PEM_cert_to_DER_cert(tls.renew().decode())
+        for name in ("cert.pem", "key.pem"):
+            (tmp_path / name).rename(tmp_path / f"new-{name}")
+        assert isinstance(running.tls, TLSSettings)
+        files = msgspec.structs.replace(running.tls, cert="new-cert.pem", key="new-key.pem")
+        prepare(msgspec.structs.replace(running, tls=files, doors=(GRPC_DOORS[0],)))()
+        assert await server_certificate(tls, context) == renewed != before
+        assert "the gRPC port follows the files that it began with" in caplog.text
 
 
 async def find_grpc(tls: TLSNode, *names: x509.GeneralName) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -354,3 +356,11 @@ class TestFiles:
         assert revocations.find_revoked(["pp-1"]) == "pp-1"
         with pytest.raises(ConfigError):
             add_revocation(tmp_path / "no" / "such" / "folder.json", "x")
+
+
+def test_an_agent_that_verifies_loads_nothing_of_a_node() -> None:
+    script = "import sys; from a2a_fabric.identity import NodeIdentityVerifier; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    node_parts = ("app", "doors", "runtimes", "stores", "gateway", "node")
+    assert not {f"a2a_fabric.{part}" for part in node_parts} & set(loaded)
+    assert not {"starlette", "uvicorn", "mcp", "grpc", "jwt"} & set(loaded)

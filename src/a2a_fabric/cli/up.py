@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
 import shlex
 import shutil
 import socket
@@ -217,7 +218,7 @@ async def _serve(
             )
             node.settings.register_limits(_SERVER_LIMITS, partial(_apply_limits, server))
             if tls is not None:
-                node.settings.register("tls", _follow_tls(tls, setup.base))
+                node.settings.register("tls", follow_tls(tls, setup.base))
             if worker is None:
                 stack.enter_context(_announce(state, _reachable_url(listener, setup.config), setup, name))
             elif workers is not None and not await _join_workers(node, workers.place, worker, server, stack):
@@ -324,6 +325,7 @@ def _load_tls(setup: NodeSetup) -> ServerTLS | None:
     return None if files is None else ServerTLS(files)
 
 
+_log = logging.getLogger(__name__)
 _SERVER_LIMITS = (
     "body_bytes",
     "connections",
@@ -345,14 +347,22 @@ def _apply_limits(server: HttpServer, limits: LimitSettings) -> None:
     )
 
 
-def _follow_tls(tls: ServerTLS, base: Path) -> Prepare:
+def follow_tls(tls: ServerTLS, base: Path) -> Prepare:
     """The part of the node that takes over changes of `tls`: other files, and whose certificates are accepted."""
 
     def prepare(config: Config) -> TakeEffect:
         files = resolve_tls_files(base, config)
         if files is None:
             raise ConfigError("tls cannot be switched off while the node runs. Restart the node")
-        return tls.prepare(files)
+        take_effect = tls.prepare(files)
+        has_grpc = any(table.get("grpc") for table in config.doors)
+
+        def warn_and_take_effect() -> None:
+            if has_grpc and files != tls.files:
+                _log.warning("tls: the gRPC port follows the files that it began with until the node is restarted")
+            take_effect()
+
+        return warn_and_take_effect
 
     return prepare
 

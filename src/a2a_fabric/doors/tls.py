@@ -25,7 +25,7 @@ class ServerTLS:
 
     def __init__(self, files: TLSFiles, protocols: Sequence[str] = ()) -> None:
         """Raises ConfigError."""
-        self._files = files
+        self.files = files
         self._protocols = protocols
         self._versions = files.versions
         self._current = build_context(files, protocols)
@@ -34,11 +34,11 @@ class ServerTLS:
 
     @property
     def asks_certificate(self) -> bool:
-        return self._files.client_certificates != "off"
+        return self.files.client_certificates != "off"
 
     def reload(self) -> None:
         """Read the files again now. Raises ConfigError, and keeps what was read before."""
-        self.prepare(self._files)()
+        self.prepare(self.files)()
 
     def prepare(self, files: TLSFiles) -> Callable[[], None]:
         """Read files; the function puts them into effect. Raises ConfigError."""
@@ -47,7 +47,7 @@ class ServerTLS:
             raise ConfigError("tls.client_certificates cannot be switched on or off while the node runs. Restart it")
 
         def take_effect() -> None:
-            self._files, self._versions, self._current = files, versions, context
+            self.files, self._versions, self._current = files, versions, context
             # Whether a client must show a certificate is settled before its handshake goes on with another context.
             self.context.verify_mode = context.verify_mode
 
@@ -55,12 +55,12 @@ class ServerTLS:
 
     def _choose_context(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
         """Called by the TLS library at each handshake, with or without a server name."""
-        versions = self._files.versions
+        versions = self.files.versions
         if versions != self._versions:
             self._versions = versions
             try:
-                self._current = build_context(self._files, self._protocols)
-                _log.info("tls: the certificate was read again from %s", self._files.cert)
+                self._current = build_context(self.files, self._protocols)
+                _log.info("tls: the certificate was read again from %s", self.files.cert)
             except ConfigError as error:
                 _log.warning("%s. The node goes on with the certificate that it read before", error.message)
         connection.context = self._current
