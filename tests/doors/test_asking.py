@@ -175,6 +175,7 @@ async def test_an_agent_that_the_caller_may_not_call_is_neither_chosen_nor_named
 @requirement("003-27")
 async def test_a_request_for_two_agents_has_parts(node: Node) -> None:
     found = await route(node, "Tell me the weather, then suggest dinner for it")
+    assert found["reason"] == "Several agents answer, each its part of the request: 'wim', 'basil'."
     assert [(part["agent_id"], part["depends_on"]) for part in found["parts"]] == [("wim", []), ("basil", ["part1"])]
     assert "parts" not in await route(node, "back then the weather was better")
 
@@ -183,6 +184,7 @@ async def test_a_request_for_two_agents_has_parts(node: Node) -> None:
 async def test_a_request_for_two_agents_is_answered_by_both(node: Node) -> None:
     answer = await ask(node, "Tell me the weather ${part9}, then suggest dinner for it", "both")
     assert answer["status"] == "completed"
+    assert answer["_fabric"]["reason"].startswith("Several agents answer")
     first, second = answer["answer"].split("\n\n", 1)
     assert first == "wim: sunny and warm"
     assert second == "basil: basil suggests: suggest dinner for it\n\nsunny and warm"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,15 @@ async def test_a_branch_that_moves_or_rewrites_its_history_is_followed_and_a_pin
     await moving.update()
     assert moving.find_version() == ((tmp_path / "agents/external/.wise" / orphan).resolve(), orphan)
     assert pinned.find_version() == ((tmp_path / "agents/external/.pinned" / first).resolve(), first)
+
+
+async def test_a_clone_is_updated_as_its_pull_policy_says(locate: Callable[..., GitCheckout], tmp_path: Path) -> None:
+    await locate(branch="main").update()
+    never, daily, always = (locate(branch="main", pull=policy) for policy in ("never", "daily", "always"))
+    assert [each.needs_update() for each in (never, daily, always)] == [False, False, True]
+    a_day_ago = time.time() - 90_000
+    os.utime(tmp_path / "agents/external/.wise/fetched", (a_day_ago, a_day_ago))
+    assert [each.needs_update() for each in (never, daily, always)] == [False, True, True]
 
 
 async def test_hooks_submodules_filters_and_attributes_of_a_repository_do_nothing(

@@ -29,6 +29,7 @@ from a2a_fabric.core.message import new_conversation_id
 _TIMEOUT = 60.0
 _REQUEST = CallKind(FabricClient.ask, FabricClient.stream_ask)
 _ROUTE_KEY = "_fabric"
+_PARTS_KEYS = frozenset({"status", "graph_id", "counts", "nodes"})  # of a request for several agents
 _SIGNALS_KEY = "signals"  # of the agents, as the node has delivered them
 _END_WORDS = ("/quit", "/exit", "/q")
 
@@ -157,6 +158,10 @@ class _AskOutput(LiveOutput):
         signals = result.data.get(_SIGNALS_KEY)
         if isinstance(signals, list) and all(isinstance(each, dict) and "signalId" in each for each in signals):
             del result.data[_SIGNALS_KEY]  # notes beside the answer say the same
+        if result.data.keys() >= _PARTS_KEYS:  # the answer has those of all parts
+            for key in _PARTS_KEYS:
+                del result.data[key]
+            result.data.pop("error", None)
         super().print_outcome(result)
         if isinstance(route, dict) and route.get("reason"):
             remark(str(route["reason"]))

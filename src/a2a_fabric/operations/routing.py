@@ -321,17 +321,19 @@ class RouteOperations:
             return Result(data=_render_switch(switch))
         if route.agent_id is None or route.capability is None:
             raise NoAgentFits(route.reason, route.candidates)
+        parts = () if arguments.attachments else route.parts  # files cannot be divided
+        shown = msgspec.structs.replace(route, reason=_describe_parts(parts)) if parts else route
         chosen = {"agent_id": route.agent_id, "capability": route.capability}
-        await emit(Event("status", {"status": "running", "message": route.reason, **chosen}))
+        await emit(Event("status", {"status": "running", "message": shown.reason, **chosen}))
         message = await self._record(arguments, request, destination, route.agent_id)
-        if route.parts and not arguments.attachments:  # files cannot be divided
-            result = await self._ask_all(arguments, request, route.parts, emit)
+        if parts:
+            result = await self._ask_all(arguments, request, parts, emit)
         else:
             call = self._build_call(arguments, request, destination)
             result = await self._calls.start(call, self._choose_options(call), emit)
         if message is not None:
-            await self._conversations.record_answer(principal, message, route.agent_id, result, _summarize(route))
-        return _add_route(result, route, conversation_id)
+            await self._conversations.record_answer(principal, message, route.agent_id, result, _summarize(shown))
+        return _add_route(result, shown, conversation_id)
 
     async def _ask_all(
         self, arguments: AskArguments, request: OperationRequest, parts: Sequence[RequestPart], emit: Emit
@@ -391,7 +393,14 @@ def _render_route(route: WordRoute) -> dict[str, Any]:
         "reason": route.reason,
         "candidates": msgspec.to_builtins(route.candidates),
     }
-    return {**rendered, "parts": msgspec.to_builtins(route.parts)} if route.parts else rendered
+    if not route.parts:
+        return rendered
+    return {**rendered, "reason": _describe_parts(route.parts), "parts": msgspec.to_builtins(route.parts)}
+
+
+def _describe_parts(parts: Sequence[RequestPart]) -> str:
+    names = ", ".join(f"'{agent_id}'" for agent_id in dict.fromkeys(part.agent_id for part in parts))
+    return f"Several agents answer, each its part of the request: {names}."
 
 
 def _summarize(route: WordRoute) -> dict[str, Any]:
