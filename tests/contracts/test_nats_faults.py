@@ -28,9 +28,8 @@ from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection
 from a2a_fabric.stores.nats.batches import Batch, Statement, create_batch_id, encode_batch, split_batch
 from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, ApiError, JetStreamRefused
-from a2a_fabric.stores.nats.log import JetStream, StreamInfo
+from a2a_fabric.stores.nats.log import JetStream, ServerClock, StreamInfo
 from a2a_fabric.stores.nats.store import NatsStore, build, settings_from_address
-from a2a_fabric.stores.nats.writer import ServerClock
 from tests.contracts.stores import begun, claim_request, completed, log_of, new_job, new_message, tokens, until
 from tests.fixtures.nats import NatsCluster, NatsServer, free_port, new_name, shared
 from tests.fixtures.nats_relay import Moment, NatsRelay

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -55,6 +56,25 @@ class StreamInfo(msgspec.Struct, frozen=True):
     created: str = ""
     ts: datetime | None = None
     total: int = 0
+
+
+class ServerClock:
+    """The time of the server, so that nodes whose clocks differ agree about leases."""
+
+    def __init__(self) -> None:
+        self._offset = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self._offset
+
+    def adjust(self, info: StreamInfo, asked_at: float, answered_at: float) -> None:
+        """The server's time was read between these two moments of our clock; smaller differences are not known."""
+        if info.ts is None:
+            return
+        round_trip = answered_at - asked_at
+        offset = info.ts.timestamp() - (asked_at + answered_at) / 2
+        if abs(offset - self._offset) > max(round_trip, 0.005):
+            self._offset = offset if abs(offset) > max(round_trip, 0.005) else 0.0
 
 
 class LogMessage(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from http.client import HTTPException
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import msgspec
 
@@ -21,11 +23,28 @@ _SMALLEST_PAYLOAD = 64 << 10
 _CLUSTER_REPLICAS = 3
 _DISCOVERY_TIME = 2.0
 _CREATION_TIME = 5.0
+_MONITOR_TIMEOUT = 2.0
+_MONITOR_BYTES = 1 << 20
+_SECOND = 1_000_000_000
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class _Created(msgspec.Struct, frozen=True):
     did_create: bool = False
+
+
+class _Config(msgspec.Struct, frozen=True):
+    sync_always: bool = False
+    sync_interval: int = 0  # nanoseconds
+
+
+class _JetStream(msgspec.Struct, frozen=True):
+    config: _Config = _Config()
+
+
+class _Variables(msgspec.Struct, frozen=True):
+    server_name: str = ""
+    jetstream: _JetStream = _JetStream()
 
 
 class StreamNames(msgspec.Struct, frozen=True):
@@ -72,6 +91,34 @@ async def check_server(jetstream: JetStream, address: str) -> None:
         if info.get("cluster") and jetstream.connection.is_connected:
             raise NatsUnavailable(f"its JetStream does not answer; {MAJORITY_ADVICE}") from exc
         raise
+
+
+async def check_writes_are_synced(monitors: tuple[str, ...], address: str) -> None:
+    """Ask servers at their monitoring whether they write to disk before they confirm. Raises StoreUnusable.
+
+    A server that does not answer stops nothing: a node must start while a server of its cluster is down.
+    """
+    replies = await asyncio.gather(
+        *(asyncio.to_thread(_read_variables, monitor) for monitor in monitors), return_exceptions=True
+    )
+    for monitor, reply in zip(monitors, replies, strict=True):
+        if isinstance(reply, OSError | HTTPException | msgspec.MsgspecError):
+            _log.warning("%s cannot be asked for `sync_interval` of its server: %s", monitor, reply)
+        elif isinstance(reply, BaseException):
+            raise reply
+        elif not reply.jetstream.config.sync_always:
+            raise StoreUnusable(
+                f"{address}: the server {reply.server_name} confirms writes before they are on disk (it syncs every "
+                f"{reply.jetstream.config.sync_interval / _SECOND:g} s), so a power cut may take confirmed writes. Set "
+                "`sync_interval: always` under `jetstream` in its configuration, or remove `monitor` from the address",
+                store=address,
+            )
+
+
+def _read_variables(monitor: str) -> _Variables:
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(f"{monitor.rstrip('/')}/varz", timeout=_MONITOR_TIMEOUT) as reply:
+        return msgspec.json.decode(reply.read(_MONITOR_BYTES), type=_Variables)
 
 
 async def find_log(jetstream: JetStream, names: StreamNames) -> StreamInfo | None:

@@ -31,9 +31,8 @@ from a2a_fabric.stores.address import redact_address
 from a2a_fabric.stores.migrate import SchemaStatus, check_schema
 from a2a_fabric.stores.nats.errors import NO_PEERS, STARTUP_ADVICE, JetStreamRefused, build_full_at_start, translate
 from a2a_fabric.stores.nats.log import JetStream, StreamLog
-from a2a_fabric.stores.nats.monitoring import check_writes_are_synced
 from a2a_fabric.stores.nats.replica import Replica
-from a2a_fabric.stores.nats.server import StreamNames, check_server, ensure_streams, find_log
+from a2a_fabric.stores.nats.server import StreamNames, check_server, check_writes_are_synced, ensure_streams, find_log
 from a2a_fabric.stores.nats.snapshots import Snapshots, Snapshotter
 from a2a_fabric.stores.nats.writer import ReplicatedWriter
 from a2a_fabric.stores.sqlite.connections import read_applied

@@ -44,7 +44,7 @@ from a2a_fabric.stores.nats.errors import (
     build_unreadable,
     translate,
 )
-from a2a_fabric.stores.nats.log import LogMessage, SequenceConflict, StreamInfo, StreamLog
+from a2a_fabric.stores.nats.log import LogMessage, SequenceConflict, ServerClock, StreamInfo, StreamLog
 from a2a_fabric.stores.nats.replica import CopyDiverged, GroupOutcome, Replica
 from a2a_fabric.stores.nats.snapshots import Snapshotter
 from a2a_fabric.stores.sqlite.database import GroupFailed, SqliteTransaction, Work
@@ -74,25 +74,6 @@ class PendingUnit(NamedTuple):
     work: Work
     future: asyncio.Future[Any]
     topic: str | None
-
-
-class ServerClock:
-    """The time of the server, so that nodes whose clocks differ agree about leases."""
-
-    def __init__(self) -> None:
-        self._offset = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self._offset
-
-    def adjust(self, info: StreamInfo, asked_at: float, answered_at: float) -> None:
-        """The server's time was read between these two moments of our clock; smaller differences are not known."""
-        if info.ts is None:
-            return
-        round_trip = answered_at - asked_at
-        offset = info.ts.timestamp() - (asked_at + answered_at) / 2
-        if abs(offset - self._offset) > max(round_trip, 0.005):
-            self._offset = offset if abs(offset) > max(round_trip, 0.005) else 0.0
 
 
 class ReplicatedWriter:
