@@ -133,7 +133,7 @@ def _group(name: str) -> str:
 
 
 def _options() -> argparse.Namespace:
-    group_lines = "\n".join(f"  {name:<10}{what}" for name, what in GROUPS.items())
+    group_lines = "\n".join(f"  {name:<14}{what}" for name, what in GROUPS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=__doc__,
