@@ -41,7 +41,7 @@ def definitions(path: Path) -> set[str]:
     return found
 
 
-_METRIC_MODULES = ("metrics.py", "node_metrics.py", "history.py", "export.py", "observer.py")
+_METRIC_MODULES = ("metrics.py", "node_metrics.py", "history.py", "export.py", "log.py", "observer.py")
 
 
 def test_the_page_about_logs_and_metrics_names_every_metric() -> None:
