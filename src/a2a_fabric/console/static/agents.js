@@ -44,7 +44,7 @@ export function Agents({ query }) {
     <${Tabs} label="Status" items=${tabs} value=${query.status || ""} onChange=${(value) => setQuery({ status: value })} />
     <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>
       ${all.length === 0 ? html`<${FirstAgent} canAdd=${canAdd} />` : shown.length === 0 ? html`<${Empty} title="No agent matches"><p><button type="button" class="link" onClick=${() => go("/agents")}>Show all ${all.length}</button></p><//>` : html`
-      <div class="list-head agents-grid" aria-hidden="true"><span></span><span>Agent</span><span>Runtime</span><span>Offers</span><span>Latency, 5 min</span><span class="num">Mean</span><span class="num">Failed</span></div>
+      <div class="list-head agents-grid" aria-hidden="true"><span></span><span>Agent</span><span>Runtime</span><span>Offers</span><span>Latency</span><span class="num">Mean</span><span class="num">Failed</span></div>
       <${VirtualRows} rows=${shown} height=${56} selected=${selected} keyOf=${keyOf} label="Agents" onVisible=${setVisible} render=${(agent, isSelected) => html`<${AgentRow} agent=${agent} live=${kept.current[agent.agent_id]} selected=${isSelected} />`} />`}
     <//>
     ${query.add && node && !node.can_add ? html`<${Dialog} title="Add an agent" onClose=${() => setQuery({ add: "" })}><p>This node was started without an <code>agents.yaml</code>, so there is no file to add to. Start it with one:</p><${Command}>a2a-fabric up --agents agents.yaml<//><p class="hint">Agents can also register themselves while the node runs: <code>fabric.agent.register</code>.</p><//>` : null}
