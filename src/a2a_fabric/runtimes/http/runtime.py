@@ -68,13 +68,13 @@ class _StreamEvent(msgspec.Struct):
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
 _event_decoder = msgspec.json.Decoder(_StreamEvent)
+_encoder = msgspec.json.Encoder()
 
 
 class EnvelopeEncoder:
     """Encodes calls as request bodies."""
 
     def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder()
         self._principals: dict[int, tuple[Principal, msgspec.Raw]] = {}
 
     def encode(self, call: Call, arguments: dict[str, Any]) -> bytes:
@@ -89,7 +89,7 @@ class EnvelopeEncoder:
         }
         if call.answers or call.conversation_id or call.input.attachments or call.on_behalf_of:
             body |= _optional_fields(call, arguments)
-        return self._encoder.encode(body)
+        return _encoder.encode(body)
 
     def _encode_principal(self, principal: Principal) -> msgspec.Raw:
         """Encoded once per principal, because most calls come from a few principals."""
@@ -97,7 +97,7 @@ class EnvelopeEncoder:
         if cached is None or cached[0] is not principal:
             if len(self._principals) >= _MAX_CACHED_PRINCIPALS:
                 self._principals.clear()
-            encoded = msgspec.Raw(self._encoder.encode(hide_private(principal)))
+            encoded = msgspec.Raw(_encoder.encode(hide_private(principal)))
             cached = self._principals[id(principal)] = (principal, encoded)
         return cached[1]
 
@@ -272,15 +272,18 @@ class HTTPRuntime:
         self._reply_bytes = reply_bytes
         self._upstream = redact_url(self._uri)
         self._headers = {"content-type": "application/json", "accept": "application/json", **endpoint.headers}
-        self._call_headers = FixedHeaders(self._headers, ("traceparent", DELEGATION_HEADER))
+        # The node has a runtime for each agent, and most are only probed; what calls need is made by the first one.
+        self._call_headers: FixedHeaders | None = None
         self._envelope_encoder = EnvelopeEncoder()
-        self._poller = ResultPoller(manifest.agent_id, client, None, reply_bytes, ExpressionParser())
+        self._poller: ResultPoller | None = None
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         body = self._envelope_encoder.encode(call, self._bind_arguments(call))
         headers: Mapping[str, str]
         if call.delegation_chain:
             varied = format_traceparent(call.trace), encode_chain_header(call.delegation_chain)
+            if self._call_headers is None:
+                self._call_headers = FixedHeaders(self._headers, ("traceparent", DELEGATION_HEADER))
             headers = VaryingHeaders(self._call_headers, varied)
         else:
             headers = make_propagation_headers(call, self._headers)
@@ -309,6 +312,9 @@ class HTTPRuntime:
         return arguments
 
     async def _wait_for_result(self, reply: HTTPReply, headers: Mapping[str, str], emit: Emit) -> HTTPReply:
+        if self._poller is None:
+            agent_id, limit = self._manifest.agent_id, self._reply_bytes
+            self._poller = ResultPoller(agent_id, self._client, None, limit, ExpressionParser())
         poll_url = self._poller.find_poll_url(reply, self._uri)
         return reply if poll_url is None else await self._poller.wait_for_result(reply, poll_url, headers, emit)
 
@@ -335,7 +341,8 @@ class HTTPRuntime:
         return await fetch_manifest(self._client, self._uri, self._headers, self._manifest)
 
     async def aclose(self) -> None:
-        await self._poller.aclose()
+        if self._poller is not None:
+            await self._poller.aclose()
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
