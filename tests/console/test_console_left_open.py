@@ -72,7 +72,10 @@ async def count_rows(page: Page, height: int) -> float:
     return float(await page.evaluate("document.querySelector('.rows')?.offsetHeight ?? 0")) / height
 
 
-@pytest.mark.parametrize(("path", "row_height"), [("/log", 28), ("/calls", 36), ("", 36)])
+@pytest.mark.parametrize(
+    ("path", "row_height"),
+    [pytest.param("/log", 28, marks=pytest.mark.soak), pytest.param("/calls", 36, marks=pytest.mark.soak), ("", 36)],
+)
 async def test_a_page_that_is_left_open_does_not_grow(browser: Browser, node: Node, path: str, row_height: int) -> None:
     async with visiting(browser, node, path) as page:
         await expect(page.locator(".frame h1")).to_be_visible()

@@ -145,11 +145,13 @@ class SignInPages:
             authorization = request.headers.get("authorization", "")
             if not authorization.lower().startswith(_BEARER):
                 raise BadInput("Send the session that is to end as 'Authorization: Bearer TOKEN'")
-            name = await close_session(self._keys, authorization[len(_BEARER) :].strip(), f"{self._issuer}:")
-            await self._refresh_keys()
-            if name is not None:
+            async with self._bounded():
+                name = await close_session(self._keys, authorization[len(_BEARER) :].strip(), f"{self._issuer}:")
+                if name is None:
+                    return {"ended": False, "issuer_url": None}
+                await self._refresh_keys()
                 _log.info("%s signed out of the console", name)
-            return {"ended": name is not None, "issuer_url": await self._load_client().find_sign_out_url()}
+                return {"ended": True, "issuer_url": await self._load_client().find_sign_out_url()}
 
         return await _answer(end())
 
