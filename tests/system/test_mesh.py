@@ -91,8 +91,12 @@ def write_node(folder: Path, name: str, nats: NatsServer, *, agents: str, site: 
     (folder / "home" / "key").chmod(0o600)
 
 
-def start_node(folder: Path, stack: ExitStack, *words: str, mesh_key: str = "a-secret-of-the-mesh") -> Node:
-    env = {"NODE": folder.name, "PYTHONPATH": str(folder), "MESH_KEY": mesh_key}
+def start_node(
+    folder: Path, stack: ExitStack, *words: str, mesh_key: str = "a-secret-of-the-mesh", source: Path | None = None
+) -> Node:
+    """`source` is the code of another version of the program."""
+    path = os.pathsep.join(map(str, [*filter(None, [source]), folder]))
+    env = {"NODE": folder.name, "PYTHONPATH": path, "MESH_KEY": mesh_key}
     return stack.enter_context(running_node(folder, *words, **env))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -20,14 +21,18 @@ from a2a_fabric.mesh.frames import (
     ErrorFrame,
     EventFrame,
     FrameReader,
+    ValueFrame,
     encode_frame,
     error_from_frame,
     frame_from_error,
+    read_single_frame,
 )
-from a2a_fabric.mesh.membership import Announcement, Member, Membership
+from a2a_fabric.mesh.membership import Announcement, Member, Membership, describe_mismatch
+from a2a_fabric.mesh.messages import RequestMessage, decode_message
 from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.relay import find_tag
 from a2a_fabric.mesh.settings import SharedAgents
+from a2a_fabric.nats.direct import DirectClient, DirectReader
 from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, Interrupted, ReplyTooLarge
 from a2a_fabric.telemetry.exposition import merge_expositions
 
@@ -318,6 +323,35 @@ def test_a_thousand_nodes_join_and_leave() -> None:
     assert len(heard.events) == 2000
 
 
+def test_a_node_with_a_protocol_that_one_side_does_not_understand_is_not_taken_in_until_it_is_updated() -> None:
+    heard = Heard()
+    membership = heard.build()
+    membership.hear(announce("future", protocol=9, oldest_protocol=8), now=0.0)
+    membership.hear(announce("past", protocol=0), now=0.0)
+    membership.hear(announce("next", protocol=9, oldest_protocol=1), now=0.0)
+    assert set(membership.members) == {"next"}
+    assert set(membership.refused) == {"future", "past"}
+    assert "Update this node" in (describe_mismatch(membership.refused["future"].announcement) or "")
+    assert "Update that node" in (describe_mismatch(membership.refused["past"].announcement) or "")
+    membership.hear(announce("future", start=2.0), now=1.0)
+    assert set(membership.members) == {"next", "future"}
+    membership.expire(now=60.0)
+    assert (membership.members, membership.refused) == ({}, {})
+
+
+def test_what_a_later_version_adds_to_an_announcement_or_a_message_is_ignored() -> None:
+    facts = msgspec.to_builtins(announce("a"))
+    heard = msgspec.convert({**facts, "weather": "fine", "state": "resting"}, Announcement)
+    assert heard.member == "a"
+    request = msgspec.msgpack.encode(["q", 1, "a", "start", "POST", "/", {}, b"body", True, "more", 7])
+    message = decode_message(request)
+    assert isinstance(message, RequestMessage)
+    assert message.body == b"body"
+    frame = encode_frame(ValueFrame(msgspec.Raw(msgspec.msgpack.encode(1))))
+    assert read_single_frame(frame, 100) is not None
+    assert read_single_frame(frame + b"x", 100) is None
+
+
 class FakeHolder:
     peer: Any = None
 
@@ -445,3 +479,21 @@ def test_metrics_of_several_processes_are_one_exposition() -> None:
 
 def test_a_member_is_named_as_it_announces_itself() -> None:
     assert Member(announce("a"), 0.0).name == "a"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 64, 10_000])
+async def test_messages_reach_their_handler_once_and_in_order_however_the_stream_is_cut(size: int) -> None:
+    """Complete ones on the fast path, the others through the parser of the library, which sees all that is not ours."""
+    client, got = DirectClient(), list[bytes]()
+    client._handlers[b"7"] = got.append
+    reader = DirectReader(1 << 16, client.take)
+    wanted = [b"x" * number + b"\r\nMSG a 7 3\r\n" for number in range(20)]
+    parts = [b"MSG a.b 7 %d\r\n%b\r\n" % (len(each), each) for each in wanted]
+    parts.insert(3, b"PONG\r\n")
+    parts.insert(9, b"MSG other 8 5\r\nhello\r\n")
+    stream = b"".join(parts)
+    for at in range(0, len(stream), size):
+        reader.feed_data(stream[at : at + size])
+        if reader._buffer:  # type: ignore[attr-defined]
+            await client._ps.parse(await reader.read(1 << 16))
+    assert got == wanted

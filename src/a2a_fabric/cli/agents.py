@@ -256,6 +256,9 @@ def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> N
     print_table(("node", "site", "state", "agents", "calls", "version", "up for", "heard"), rows)
     if problem := nodes[0].get("problem"):
         remark(f"{nodes[0]['member']} is not in the mesh: {problem}")
+    for node in nodes[1:]:
+        if problem := node.get("problem"):
+            remark(f"{node['member']} is not taken in: {problem}")
 
 
 def _build_node_row(node: dict[str, Any]) -> tuple[str, ...]:

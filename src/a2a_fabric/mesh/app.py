@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, NodeListing
-from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, InternalError
+from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, InternalError, PayloadTooLarge
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.propagation import make_child_trace
 from a2a_fabric.core.recording import CallOrigin, current_origin
@@ -43,7 +43,7 @@ from a2a_fabric.mesh.frames import (
     frame_from_error,
     frame_from_value,
 )
-from a2a_fabric.mesh.services import PeerServices, WritePiece
+from a2a_fabric.mesh.services import PeerServices, WritePiece, limit_request
 from a2a_fabric.protocols.mcp.runtime_ports import (
     EMPTY_LISTING,
     OffersPromptsAndResources,
@@ -55,7 +55,6 @@ _log = logging.getLogger(__name__)
 _FRAMES_TYPE = b"application/vnd.msgpack"
 _RELAY_HEADER_BYTES = RELAY_HEADER.encode()
 RELAYED_KEY = "fabric.relayed"  # in the scope of a request that a peer handed over: it is handed on no further
-_ENVELOPE_BYTES = 1024 * 1024  # of a call beside the caller's own body: its principal, its trace
 _START_TIMEOUT = 30.0  # seconds for an agent whose resource is followed
 
 
@@ -117,10 +116,12 @@ class PeerApp:
                 await self._services.doors(restored, receive, send)
 
     async def _serve_peer(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(_ReplyWriter(send))
         try:
-            body = await read_body(receive, head_from_scope(scope), self._services.body_limit.bytes + _ENVELOPE_BYTES)
-            exchange = _Exchange(_ReplyWriter(send))
+            body = await read_body(receive, head_from_scope(scope), limit_request(self._services.body_limit))
             await run_until_disconnect(scope, receive, lambda: self._answer(path, body, exchange))
+        except PayloadTooLarge as error:
+            await exchange.finish(frame_from_error(error))
         except ClientDisconnected:
             pass  # the peer's caller has left, and the work was cancelled
 

@@ -6,13 +6,15 @@ so clocks that differ do no harm.
 
 Two nodes with one name would take each other's requests. So a node that starts first asks whether its name is taken
 (`joining`), and the others tell it who they are. The one that started later gives way: it stays alone and says so in
-its log and its health, until the other one is gone."""
+its log and its health, until the other one is gone.
+
+Nodes of different versions of this program are one mesh as long as each understands the protocol that the other speaks.
+New fields are added with defaults and unknown ones are ignored, so a new version of the protocol is rare."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
@@ -20,6 +22,8 @@ _log = logging.getLogger(__name__)
 _SILENT_BEATS = 3.5  # heartbeats until a silent node counts as gone: under five seconds with the default
 
 STOPPED = "it stopped"
+PROTOCOL = 1  # of announcements, messages and frames
+OLDEST_PROTOCOL = 1  # that this version still understands
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +39,20 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     agents: int = 0
     calls: int = 0
     heartbeat: float = 1.0
-    state: Literal["joining", "up", "draining", "left"] = "up"
+    state: str = "up"  # joining, up, draining, left; one of a later version counts as up
+    protocol: int = 1
+    oldest_protocol: int = 1
+
+
+def describe_mismatch(announcement: Announcement) -> str | None:
+    """Why this node cannot talk to that one; None if it can."""
+    if announcement.protocol >= OLDEST_PROTOCOL and announcement.oldest_protocol <= PROTOCOL:
+        return None
+    is_older = announcement.protocol < OLDEST_PROTOCOL
+    return (
+        f"it speaks version {announcement.protocol} of the mesh's protocol, and this node version {PROTOCOL}. "
+        f"Update {'that node' if is_older else 'this node'}"
+    )
 
 
 class Member:
@@ -75,6 +92,7 @@ class Membership:
         self._on_change = on_change
         self._on_newcomer = on_newcomer
         self.members: dict[str, Member] = {}
+        self.refused: dict[str, Member] = {}  # nodes to which this one cannot talk
         self.conflict: str | None = None  # why this node must not announce itself
         self._conflict_ends_at = 0.0
 
@@ -85,6 +103,10 @@ class Membership:
         if announcement.state == "joining":
             self._on_newcomer(announcement.member)
             return
+        if (mismatch := describe_mismatch(announcement)) is not None:
+            self._refuse(announcement, mismatch, now)
+            return
+        self.refused.pop(announcement.member, None)
         known = self.members.get(announcement.member)
         if announcement.state == "left":
             if known is not None and known.announcement.start_id == announcement.start_id:
@@ -115,6 +137,20 @@ class Membership:
             silence = now - member.heard_at
             if silence > _SILENT_BEATS * member.announcement.heartbeat:
                 self._remove(member, f"it was silent for {silence:.1f} s")
+
+        for member in list(self.refused.values()):
+            if now - member.heard_at > _SILENT_BEATS * member.announcement.heartbeat:
+                del self.refused[member.name]
+
+    def _refuse(self, announcement: Announcement, mismatch: str, now: float) -> None:
+        if (known := self.members.get(announcement.member)) is not None:
+            self._remove(known, mismatch)
+        if announcement.state == "left":
+            self.refused.pop(announcement.member, None)
+            return
+        if announcement.member not in self.refused:
+            _log.warning("node %s (%s) is not taken in: %s", announcement.member, announcement.version, mismatch)
+        self.refused[announcement.member] = Member(announcement, now)
 
     def _remove(self, member: Member, reason: str) -> None:
         del self.members[member.name]

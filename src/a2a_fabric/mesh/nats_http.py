@@ -44,7 +44,7 @@ from a2a_fabric.mesh.messages import (
     decode_message,
     encode_message,
 )
-from a2a_fabric.mesh.services import ServeCall
+from a2a_fabric.mesh.services import ServeCall, limit_request
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -218,7 +218,7 @@ class NodeMailbox:
             _log.warning("a request of node %s arrived a second time and was dropped", request.sender)
             return
         key = (request.sender, request.number)
-        received = self._received[key] = _ReceivedRequest(self, request, self._body_limit.bytes)
+        received = self._received[key] = _ReceivedRequest(self, request, limit_request(self._body_limit))
         if self._serve_call is not None and request.is_last and request.target == CALL_TARGET:
             task = asyncio.ensure_future(received.run_call(self._serve_call))
             received.on_disconnect(task.cancel)

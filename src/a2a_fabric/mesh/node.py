@@ -29,7 +29,15 @@ from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.exports import ExportedAgents
-from a2a_fabric.mesh.membership import STOPPED, Announcement, Member, Membership
+from a2a_fabric.mesh.membership import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    STOPPED,
+    Announcement,
+    Member,
+    Membership,
+    describe_mismatch,
+)
 from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.node_peer import NodePeer
 from a2a_fabric.mesh.services import PeerServices
@@ -187,21 +195,25 @@ class Mesh:
             heard_seconds=0.0,
             problem=self._membership.conflict or self.problem,
         )
-        others = [
-            MeshNode(
-                node=each.announcement.node,
-                member=each.name,
-                site=each.announcement.site,
-                version=each.announcement.version,
-                state=each.announcement.state,
-                agents=each.announcement.agents,
-                calls=each.announcement.calls,
-                started_at=each.announcement.started_at,
-                heard_seconds=round(now - each.heard_at, 1),
-            )
-            for _, each in sorted(self._membership.members.items())
-        ]
+        members, refused = self._membership.members, self._membership.refused
+        others = [self._describe(each, now) for _, each in sorted({**refused, **members}.items())]
         return [own, *others]
+
+    def _describe(self, member: Member, now: float) -> MeshNode:
+        announcement = member.announcement
+        mismatch = describe_mismatch(announcement)
+        return MeshNode(
+            node=announcement.node,
+            member=member.name,
+            site=announcement.site,
+            version=announcement.version,
+            state=announcement.state if mismatch is None else "refused",
+            agents=announcement.agents,
+            calls=announcement.calls,
+            started_at=announcement.started_at,
+            heard_seconds=round(now - member.heard_at, 1),
+            problem=mismatch,
+        )
 
     def find_node(self, agent_id: str) -> str | None:
         """The node to which a call would go now."""
@@ -344,7 +356,9 @@ class Mesh:
             agents=0 if exports is None else exports.count,
             calls=self._count_calls(),
             heartbeat=self._settings.heartbeat_seconds,
-            state=self._state,  # type: ignore[arg-type]  # one of the three
+            state=self._state,
+            protocol=PROTOCOL,
+            oldest_protocol=OLDEST_PROTOCOL,
         )
         content = _encode(announcement)
         if self._key is not None:

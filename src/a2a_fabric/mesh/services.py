@@ -21,6 +21,14 @@ WritePiece = Callable[[bytes, bool], Awaitable[None]]
 ServeCall = Callable[[bytes, WritePiece], Awaitable[None]]
 
 
+_ENVELOPE_BYTES = 1024 * 1024  # of a call beside what the caller sent: its principal, its trace
+
+
+def limit_request(limit: BodyLimit) -> int:
+    """The largest request of a peer. A call has the caller's task twice: as it was sent, and among the arguments."""
+    return 2 * limit.bytes + _ENVELOPE_BYTES
+
+
 async def _read_nothing(trace_id: str) -> Sequence[Span]:
     """This node keeps no history."""
     return ()
