@@ -59,10 +59,10 @@ def make_agent(name: str) -> Agent:
 
 
 @asynccontextmanager
-async def joined(name: str, address: str, mesh: str) -> AsyncIterator[Node]:
+async def joined(name: str, address: str, mesh: str, body_bytes: int = 16 << 20) -> AsyncIterator[Node]:
     """A node in this process, with one agent."""
     settings = {"nats": address, "name": mesh, "key": "a-secret-of-the-mesh", "heartbeat_seconds": 0.3}
-    limits = {"body_bytes": 16 << 20, "reply_bytes": 16 << 20}
+    limits = {"body_bytes": body_bytes, "reply_bytes": 16 << 20}
     async with running(make_agent(name), config={"node_id": name, "mesh": settings, "limits": limits}) as node:
         yield node
 
@@ -135,16 +135,23 @@ async def test_calls_over_a_slow_nats_are_slow_and_right(nats: NatsServer) -> No
         assert [each["result"]["task"] for each in replies] == [f"task {number}" for number in range(20)]
 
 
-async def test_a_message_of_ten_megabytes_arrives_whole_both_ways(nats: NatsServer) -> None:
+async def test_a_message_of_ten_megabytes_arrives_whole_both_ways_or_is_refused(nats: NatsServer) -> None:
     address, text = f"nats://127.0.0.1:{nats.port}", "x" * 10_000_000
-    async with joined("near", address, "large") as near, joined("far", address, "large"):
-        await wait_until_online(near, "far")
-        arguments = {"agent_id": "of-far", "capability": "where", "task": text}
-        body = io.BytesIO(msgspec.json.encode({"name": "fabric.call", "arguments": arguments}))
-        headers = {"Content-Type": "application/json"}
-        reply = await near.send("POST", "/mcp/call", data=body, headers=headers)
-        assert reply.json["ok"], str(reply.json)[:300]
-        assert reply.json["result"]["task"] == text
+    async with (
+        joined("near", address, "large") as near,
+        joined("far", address, "large"),
+        joined("small", address, "large", body_bytes=1 << 20),
+    ):
+        for name in ("far", "small"):
+            await wait_until_online(near, name)
+            arguments = {"agent_id": f"of-{name}", "capability": "where", "task": text}
+            body = io.BytesIO(msgspec.json.encode({"name": "fabric.call", "arguments": arguments}))
+            reply = await near.send("POST", "/mcp/call", data=body, headers={"Content-Type": "application/json"})
+            if name == "far":
+                assert reply.json["ok"], str(reply.json)[:300]
+                assert reply.json["result"]["task"] == text
+            else:
+                assert reply.json["error_code"] == "PAYLOAD_TOO_LARGE", str(reply.json)[:300]
 
 
 async def test_a_node_with_wrong_credentials_serves_its_own_agents_and_says_why_it_is_alone() -> None:

@@ -339,6 +339,23 @@ def test_a_node_with_a_protocol_that_one_side_does_not_understand_is_not_taken_i
     assert (membership.members, membership.refused) == ({}, {})
 
 
+def test_clocks_that_differ_by_minutes_do_no_harm() -> None:
+    heard = Heard()
+    membership = heard.build(started_at=1000.0)
+    for clock in (-120.0, 120.0):
+        membership.hear(announce(f"off-{clock:g}", start=1000.0 + clock), now=0.0)
+    for second in range(1, 4):
+        for clock in (-120.0, 120.0):
+            membership.hear(announce(f"off-{clock:g}", start=1000.0 + clock), now=float(second))
+        membership.expire(now=float(second))
+    assert len(membership.members) == 2
+    # After a kill, a node whose clock was set back is taken in as soon as the earlier one counts as gone.
+    membership.hear(announce("off-120", start=900.0), now=4.0)
+    membership.expire(now=7.5)
+    membership.hear(announce("off-120", start=900.0), now=7.6)
+    assert membership.members["off-120"].announcement.started_at == 900.0
+
+
 def test_what_a_later_version_adds_to_an_announcement_or_a_message_is_ignored() -> None:
     facts = msgspec.to_builtins(announce("a"))
     heard = msgspec.convert({**facts, "weather": "fine", "state": "resting"}, Announcement)

@@ -205,14 +205,15 @@ _STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by 
 
 
 class NodeClient:
-    def __init__(self, name: str, uri: str, psk: str | None, http: HTTPClient, reply_bytes: int) -> None:
+    def __init__(self, name: str, uri: str, credentials: Mapping[str, str], http: HTTPClient, reply_bytes: int) -> None:
+        """`credentials` are headers of every request."""
         self.name = name  # the other node's id here
         self.base_url = uri.rstrip("/")
         self._url = f"{self.base_url}/mcp/call"
         self._host = urlsplit(uri).netloc
         self._http = http  # belongs to the node, which closes it
         self.reply_bytes = reply_bytes
-        self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {psk}"} if psk else {})}
+        self._headers = {"content-type": "application/json", **credentials}
 
     async def call_operation(self, operation: str, arguments: dict[str, Any], timeout: float) -> NodeReply:
         """Raises FabricError: the error that the node reports, or the failure to reach it."""

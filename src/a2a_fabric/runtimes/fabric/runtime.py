@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -329,7 +330,15 @@ class FabricEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
     transport: str = "http"
     psk: str | None = None
+    passport: str | None = None
     agent: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    agents: tuple[str, ...] | None = None  # ids with * and ?; None: all
+    tags: tuple[str, ...] | None = None  # only agents with one of these; None: all
+
+    def takes(self, agent_id: str, tags: Sequence[str]) -> bool:
+        """Whether an agent of the other node is taken in here."""
+        is_named = self.agents is None or any(fnmatchcase(agent_id, pattern) for pattern in self.agents)
+        return is_named and (self.tags is None or not set(self.tags).isdisjoint(tags))
 
 
 class RemoteAgentRuntime:
@@ -380,16 +389,34 @@ class RemoteAgentRuntime:
 class RemoteNodeRuntime:
     """The other node as one agent."""
 
-    def __init__(self, manifest: Manifest, node: NodeClient) -> None:
+    def __init__(self, manifest: Manifest, node: NodeClient, endpoint: FabricEndpoint) -> None:
         self._manifest = manifest
         self._node = node
+        self._endpoint = endpoint
+        self._taken_in: set[str] | None = None  # if only some are: the agents of the last list
         self._cancels = BackgroundCancels(manifest.agent_id)
+
+    def _choose(self, agents: Sequence[ListedAgent]) -> tuple[ListedAgent, ...]:
+        """The agents that this node takes in."""
+        endpoint = self._endpoint
+        if endpoint.agents is None and endpoint.tags is None:
+            return tuple(agents)
+        chosen = tuple(each for each in agents if endpoint.takes(each.manifest.agent_id, each.manifest.tags))
+        self._taken_in = {each.manifest.agent_id for each in chosen}
+        return chosen
+
+    def _is_taken_in(self, agent: str) -> bool:
+        if self._endpoint.tags is None:
+            return self._endpoint.takes(agent, ())
+        return self._taken_in is not None and agent in self._taken_in
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         """`percy.reason` is the capability `reason` of the node's agent `percy`."""
         agent, _, capability = call.target.capability.rpartition(".")
         if not agent or not capability:
             raise CapabilityNotFound(self._manifest.agent_id, call.target.capability, ["AGENT.CAPABILITY"])
+        if not self._is_taken_in(agent):
+            raise CapabilityNotFound(self._manifest.agent_id, call.target.capability, sorted(self._taken_in or ()))
         prefix = f"{self._node.name}/"
         node_call = NodeCall(self._node, self._cancels, agent, capability, prefix=prefix, call=call, emit=emit)
         return await node_call.get_result()
@@ -408,7 +435,7 @@ class RemoteNodeRuntime:
         for _ in range(_MAX_PAGES):
             cursor = reply.data.get("next_cursor")
             if not isinstance(cursor, str):
-                return NodeListing(agents=tuple(agents), revision=listing_revision)
+                return NodeListing(agents=self._choose(agents), revision=listing_revision)
             arguments = {"details": True, "cursor": cursor}
             reply = await self._node.call_operation("fabric.agent.list", arguments, _LISTING_GRACE)
             agents += agents_from_entries(reply.data.get("agents"), source_node)
@@ -450,9 +477,13 @@ def build(manifest: Manifest, context: RuntimeContext) -> RemoteAgentRuntime | R
             agent_id=manifest.agent_id,
         )
     psk = None if endpoint.psk is None else endpoint.psk.removeprefix("Bearer ")  # of a whole header in a registry
-    node = NodeClient(node_entry_of(manifest.agent_id), endpoint.uri, psk, context.http, context.reply_bytes)
+    credentials = {
+        **({"authorization": f"Bearer {psk}"} if psk else {}),
+        **({"x-agent-passport": endpoint.passport} if endpoint.passport else {}),
+    }
+    node = NodeClient(node_entry_of(manifest.agent_id), endpoint.uri, credentials, context.http, context.reply_bytes)
     return (
-        RemoteNodeRuntime(manifest, node)
+        RemoteNodeRuntime(manifest, node, endpoint)
         if endpoint.agent is None
         else RemoteAgentRuntime(manifest, endpoint.agent, node)
     )
