@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import platform
 import sys
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -299,7 +298,7 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
     Example: a2a-fabric version
     """
-    versions = {"version": __version__, "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
+    versions = {"version": __version__, "protocol": PROTOCOL_VERSION, "python": sys.version.partition(" ")[0]}
     if as_json:
         typer.echo(msgspec.json.encode(versions).decode())
     else:

@@ -11,11 +11,12 @@ moment without requests. A busy node waits with that until it must.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from a2a_fabric.core.ports import load_module
 
 _THRESHOLDS = (4000, 2, 1)  # so the collector looks at about 20,000 objects at a time
 _MAX_OLD = 8000  # objects that are not frozen
@@ -80,6 +81,6 @@ class GarbageCollection:
 
 def _return_free_memory() -> None:
     """glibc keeps memory that threads have freed; other C libraries return it by themselves."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    trim = getattr(load_module("ctypes").CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.held_signals import hand_over_signals, hold_signals
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.doors.tls import ServerTLS
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.garbage import GarbageCollection
@@ -41,44 +41,10 @@ _MAX_WAITING = 2 * _BACKLOG  # connections that the system has accepted and the 
 _RESERVED_FILES = 1024  # open files besides client connections: agents, programs, stores
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's WebSocket protocol with back-pressure in both directions, and a limit for clients that do not read.
-
-    Invariants: while the client does not read, nothing is read from it either, so that answers to its pings cannot
-    pile up; and closing never waits for a client that does not read, whose connection would stay open forever.
-    """
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if not self.read_paused:
-            self.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if not self.read_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    async def receive(self) -> Any:
-        message = await self.queue.get()
-        if self.read_paused and self.queue.empty():
-            self.read_paused = False
-            if self.writable.is_set():
-                self.transport.resume_reading()
-        return message
-
-    def send_receive_event_to_app(self) -> None:
-        was_paused = self.read_paused
-        if not self.writable.is_set():
-            self.read_paused = True  # the transport is paused already
-        super().send_receive_event_to_app()
-        if self.close_sent:
-            self.read_paused = was_paused
-
-    def keepalive_timeout(self) -> None:
-        """The client did not answer a ping: it has disconnected, or it does not read."""
-        super().keepalive_timeout()
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
+def _build_websocket_protocol(**settings: Any) -> asyncio.Protocol:
+    """Most nodes never serve a WebSocket, so the library is loaded by the first one."""
+    protocol: asyncio.Protocol = load_module("a2a_fabric.web.websocket_protocol").WebSocketProtocol(**settings)
+    return protocol
 
 
 class HttpServer(uvicorn.Server):
@@ -110,7 +76,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=type("HotProtocol", (HttpProtocol,), class_attributes),
-            ws=WebSocketProtocol,
+            ws=_build_websocket_protocol,  # type: ignore[arg-type]  # uvicorn only calls it
             ws_max_size=message_bytes,
             ws_ping_interval=20,
             ws_ping_timeout=20,
