@@ -28,7 +28,7 @@ from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection
 from a2a_fabric.stores.nats.batches import Batch, Statement, create_batch_id, encode_batch, split_batch
 from a2a_fabric.stores.nats.errors import STREAM_NOT_FOUND, ApiError, JetStreamRefused
-from a2a_fabric.stores.nats.log import JetStream, ServerClock, StreamInfo
+from a2a_fabric.stores.nats.log import JetStream, SequenceConflict, ServerClock, StreamInfo
 from a2a_fabric.stores.nats.store import NatsStore, build, settings_from_address
 from tests.contracts.stores import begun, claim_request, completed, log_of, new_job, new_message, tokens, until
 from tests.fixtures.nats import NatsCluster, NatsServer, free_port, new_name, shared
@@ -588,6 +588,24 @@ async def test_a_server_with_monitoring_is_asked_whether_it_writes_at_once(inter
 async def test_monitoring_that_does_not_answer_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with opened(shared().address(options="monitor=http://127.0.0.1:1")):
         assert "http://127.0.0.1:1 cannot be asked" in caplog.text
+
+
+async def test_a_conflict_with_a_message_that_was_never_stored_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_message, conflicts = JetStream.publish, 2
+
+    async def lose_race(
+        jetstream: JetStream, subject: str, data: bytes, expected: int | None = None, *rest: Any
+    ) -> int:
+        nonlocal conflicts
+        if expected is not None and conflicts:
+            conflicts -= 1
+            raise SequenceConflict(expected + 1)
+        return await publish_message(jetstream, subject, data, expected, *rest)
+
+    async with opened(shared().address(), timeout=2.0) as store:
+        monkeypatch.setattr(JetStream, "publish", lose_race)  # as by a leader that dies with another node's message
+        await begun(store)
+    assert conflicts == 0
 
 
 async def test_in_a_cluster_the_death_of_the_leader_loses_nothing(cluster: NatsCluster) -> None:

@@ -281,7 +281,7 @@ class ReplicatedWriter:
                 await self._append(outcome.batch_id, outcome.body, ends_at)
             except SequenceConflict as exc:
                 self._conflict_at = _now()
-                await self._catch_up(exc.head, ends_at)
+                await self._catch_up(exc.head, ends_at, is_stored=False)
                 continue
             self._on_commit(outcome.topics)
             return outcome
@@ -323,13 +323,23 @@ class ReplicatedWriter:
             if _now() > min(waits_until, ends_at):
                 self._abandoned_at = self._replica.sequence
 
-    async def _catch_up(self, target: int, ends_at: float) -> None:
-        """Apply the log up to this sequence. Messages that are not delivered soon are asked for."""
+    async def _catch_up(self, target: int, ends_at: float, *, is_stored: bool = True) -> None:
+        """Apply the log up to this sequence. Messages that are not delivered soon are asked for.
+
+        A conflict may be with a message that is not stored yet, and never will be if the leader dies with it. So
+        without `is_stored`, the end of the log ends the wait too.
+        """
         while self._replica.sequence < target:
             try:
                 if self._stream.follower.needs_start:
                     await self._restart_follower(await self._read_info(ends_at))
-                await self._apply(await self._take_messages() or await self._fetch_next(target))
+                messages = await self._take_messages() or await self._fetch_next(target)
+                if not messages:
+                    info = await self._read_info(_now() + _TICK)
+                    if not is_stored and info.state.last_seq == self._replica.sequence and _now() < ends_at:
+                        return
+                    await self._restart_follower(info)  # it was purged: a snapshot has it
+                await self._apply(messages)
             except NatsUnavailable:
                 if _now() > ends_at:
                     raise
@@ -356,10 +366,7 @@ class ReplicatedWriter:
             if message is None:
                 break
             fetched.append(message)
-        if fetched:
-            return fetched
-        await self._restart_follower(await self._read_info(_now() + _TICK))  # it was purged: a snapshot has it
-        return []
+        return fetched
 
     async def _apply(self, messages: list[LogMessage]) -> None:
         fresh = [message for message in messages if message.sequence > self._replica.sequence]
