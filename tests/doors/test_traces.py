@@ -116,7 +116,20 @@ async def test_the_flag_of_the_caller_decides_and_a_share_of_new_traces_is_sent(
     assert {span["trace_id"] for span in collector.spans} == {kept}
 
 
-async def test_a_collector_that_is_away_costs_calls_nothing_and_is_counted() -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_a_collector_that_is_away_costs_calls_nothing_and_is_counted(protocol: str) -> None:
+    away = {"protocol": protocol, "endpoint": "http://127.0.0.1:9", "timeout_seconds": 0.5}
+    async with running(make_percy(), config={"store": "memory:", "tracing": away, "health": {"interval": 0}}) as node:
+        assert (await node.ask("percy", "reason"))["ok"]
+
+        async def is_counted() -> bool:
+            return await read_metric(node, "failed") >= 1
+
+        await eventually(is_counted)
+        assert (await node.ask("percy", "reason"))["ok"]
+
+
+async def test_a_collector_that_refuses_costs_calls_nothing_and_is_counted() -> None:
     async with http_collector() as collector:
         collector.refuses = True
         async with running(make_percy(), config=trace_to(collector, "one")) as node:
