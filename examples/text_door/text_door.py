@@ -81,7 +81,7 @@ class TextRequest(RequestCycle):
 
 
 def build(settings: TextDoorSettings, context: DoorContext) -> Door:
-    edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
+    edge = DoorEdge(context=context, identify=context.identify, body_limit=context.body_limit)
     endpoint = CycleEndpoint(lambda *asgi: TextRequest(edge, *asgi))
     return Door(routes=[Route(f"{settings.prefix}/{{agent_id}}/{{capability}}", endpoint)])
 
