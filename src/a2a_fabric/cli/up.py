@@ -202,7 +202,7 @@ async def _serve(
                 prefix = "" if setup.config.mesh is None else f"{setup.config.node_id}-"
                 place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
                 workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind)
-            session_file = _find_session_file(setup, state, 0 if worker is None else worker.number)
+            session_file = _find_session_file(setup, state, worker)
             node = await start_node(setup, key.secret, stack, workers=workers, session_file=session_file)
             limits = node.config.limits
             server = HttpServer(
@@ -237,13 +237,23 @@ async def _serve(
                 remark("Stopped.")
 
 
-def _find_session_file(setup: NodeSetup, state: StateFolder, worker: int) -> Path | None:
-    """Where this process keeps sessions over a restart; None for a node that keeps nothing on disk."""
+def _find_session_file(setup: NodeSetup, state: StateFolder, worker: WorkerStart | None) -> Path | None:
+    """Where this process keeps sessions over a restart; None for a node that keeps nothing on disk.
+
+    Files of workers that the node no longer has are removed.
+    """
     if resolve_store_address(setup.config, setup.base).startswith("memory:"):
         return None
     node = f"{setup.base.resolve()}\0{setup.config.node_id}\0{setup.config.listen}"
     digest = hashlib.blake2b(node.encode(), digest_size=8).hexdigest()
-    return state.folder / "sessions" / f"{digest}-{worker}"
+    number, count = (0, 1) if worker is None else (worker.number, worker.count)
+    folder = state.folder / "sessions"
+    if number == 0:
+        kept = {f"{digest}-{each}" for each in range(count)}
+        for path in folder.glob(f"{digest}-*"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+    return folder / f"{digest}-{number}"
 
 
 def _announce(state: StateFolder, url: str, setup: NodeSetup, name: str | None) -> AbstractContextManager[None]:
