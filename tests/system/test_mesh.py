@@ -171,6 +171,7 @@ async def test_of_several_nodes_that_hold_an_agent_those_of_the_own_site_come_fi
     assert (await call(one, "shared", "where"))["result"]["node"] == "two"
     plan = one.json("route", "shared", "where")
     assert (plan["node"], "site" in plan["node_reason"]) == ("two", True)
+    assert "The call would go to node two: " in one.run("route", "shared", "where").stderr
     assert (await call(mesh.nodes[2], "shared", "where"))["result"]["node"] == "three"
 
 

@@ -237,6 +237,8 @@ def show_route(
     rows += [(str(n), hop["agent_id"], hop["tier"], hop["reason"]) for n, hop in enumerate(plan["fallbacks"], start=2)]
     rows += [("-", refused["agent_id"], "refused", refused["reason"]) for refused in plan["refused"]]
     print_table(("order", "agent", "tier", "why"), rows)
+    if "node" in plan:  # in a mesh
+        remark(f"The call would go to node {plan['node']}: {plan['node_reason']}")
 
 
 def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> None:
