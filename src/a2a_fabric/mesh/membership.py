@@ -42,6 +42,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "up"  # joining, up, draining, left; one of a later version counts as up
     protocol: int = 1
     oldest_protocol: int = 1
+    connections: int = 0  # how often it has connected to NATS: what was under way between two of them may be lost
 
 
 def describe_mismatch(announcement: Announcement) -> str | None:
@@ -71,7 +72,8 @@ class Membership:
     """A pure table: announcements and the time go in, calls of the listeners come out.
 
     `on_join` is called with a member that is new or was restarted, `on_leave` with one that is gone and why,
-    `on_change` with one whose catalog has another revision, `on_newcomer` with the name of one that asks who is there.
+    `on_change` with one whose catalog has another revision, `on_newcomer` with the name of one that asks who is there,
+    `on_reconnect` with one whose connection was lost and is back.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Membership:
         on_leave: Callable[[Member, str], None],
         on_change: Callable[[Member], None],
         on_newcomer: Callable[[str], None] = lambda name: None,
+        on_reconnect: Callable[[Member], None] = lambda member: None,
     ) -> None:
+        self._on_reconnect = on_reconnect
         self._own_member = own_member
         self._own_key = (started_at, start_id)
         self._on_join = on_join
@@ -122,6 +126,8 @@ class Membership:
             self._on_join(member)
             return
         has_changed = known.announcement.revision != announcement.revision
+        if known.announcement.connections != announcement.connections:
+            self._on_reconnect(known)
         known.announcement, known.heard_at = announcement, now
         if has_changed:
             self._on_change(known)

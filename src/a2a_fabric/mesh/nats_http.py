@@ -146,6 +146,15 @@ class NodeMailbox:
             if sender == node:
                 received.disconnect()
 
+    def interrupt(self, node: str | None = None) -> None:
+        """Requests between this node and another one, or all others, are broken off: their messages may be lost."""
+        for sent in list(self._sent.values()):
+            if node in (None, sent.node):
+                sent.fail(Interrupted("The connection to NATS was lost before the reply was complete"))
+        for (sender, _), received in list(self._received.items()):
+            if node in (None, sender):
+                received.disconnect()
+
     def drop_target(self, node: str) -> None:
         """The node has left: it answers no more."""
         for sent in list(self._sent.values()):

@@ -115,6 +115,7 @@ class Mesh:
             on_leave=self._on_leave,
             on_change=self._fetch_soon,
             on_newcomer=lambda name: self._run_soon(self._announce(name)),
+            on_reconnect=lambda member: self._interrupt(member.name),
         )
         self._connection: NatsConnection | None = None
         self._subscribed: object | None = None  # the client that hears announcements
@@ -122,6 +123,7 @@ class Mesh:
         self._mailbox: NodeMailbox | None = None
         self._exports: ExportedAgents | None = None
         self._state: str = "joining"
+        self._connections = 0
         self._has_joined = False  # it has announced itself, and is reachable
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped_at: dict[str, float] = {}  # nodes that said that they stop, and may be back
@@ -283,10 +285,17 @@ class Mesh:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
         self._connection.on_connect.append(self._resubscribe)
+        self._connection.on_disconnect.append(self._interrupt)
         await self._subscribe()
+
+    def _interrupt(self, node: str | None = None) -> None:
+        """The connection of this node, or of another one, was lost: replies that are under way may never arrive."""
+        if self._mailbox is not None:
+            self._mailbox.interrupt(node)
 
     def _resubscribe(self) -> None:
         """The connection was made again: by the library, which keeps subscriptions, or as a new one."""
+        self._connections += 1
         self._run_soon(self._subscribe())
         self._run_soon(self._open_mailbox())
 
@@ -359,6 +368,7 @@ class Mesh:
             state=self._state,
             protocol=PROTOCOL,
             oldest_protocol=OLDEST_PROTOCOL,
+            connections=self._connections,
         )
         content = _encode(announcement)
         if self._key is not None:
