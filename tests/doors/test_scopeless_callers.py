@@ -31,7 +31,7 @@ DOORS = [{"kind": kind} for kind in ("fabric", "mcp", "rest", "directory", "disc
 # What anybody may read without credentials, and what therefore tells of no agent.
 PUBLIC = {
     "/health", "/openapi.json", "/v1/openapi.json", "/docs", "/v1/docs", "/mcp/docs", "/mcp/docs/json",
-    "/admin/openapi.json", "/.well-known/agent.json",
+    "/admin/openapi.json", "/doors/openapi.json", "/.well-known/agent.json",
 }  # fmt: skip
 UNSAID = (b"bystander", b"bystanding", b"unlock")  # what no request of this file names
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.doors.rest_bench import percy, rest
+from tests.doors.rest_bench import UNLIMITED, percy, rest
 from tests.fixtures.browser import Page, browsing
 from tests.fixtures.node import PSK, Node
 from tests.marks import requirement
@@ -18,13 +18,13 @@ from tests.marks import requirement
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DESKTOP, PHONE = 1280, 390
-ALL_DRAWN = "document.querySelector('#part-arguments')"  # the last part: the arguments of the admin API
+ALL_DRAWN = "document.querySelector('#part-bodies')"  # the last part: the bodies of the other doors
 VISIBLE_ENTRIES = "[...document.querySelectorAll('.entry:not([hidden])')].map((each) => each.id)"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node() -> AsyncIterator[Node]:
-    async with rest(percy()) as found:
+    async with rest(percy(), doors=[{"kind": "fabric"}, UNLIMITED, {"kind": "mcp"}]) as found:
         yield found
 
 
@@ -93,7 +93,8 @@ async def test_it_shows_the_same_as_a_curl_line_without_the_token(page: Page) ->
 
 
 async def test_it_asks_only_this_node_and_complains_of_nothing(page: Page, node: Node) -> None:
-    assert page.asked == [f"{node.url}/docs", f"{node.url}/openapi.json", f"{node.url}/admin/openapi.json"]
+    documents = ("/openapi.json", "/admin/openapi.json", "/doors/openapi.json")
+    assert page.asked == [f"{node.url}{path}" for path in ("/docs", *documents)]
     assert page.complaints == []
 
 
@@ -124,6 +125,25 @@ async def type_words(page: Page, words: str) -> None:
 async def test_words_narrow_what_is_listed(page: Page) -> None:
     await type_words(page, "delete task")
     assert await page.run(VISIBLE_ENTRIES) == ["tasks_cancel"]
+
+
+async def test_the_paths_of_the_other_doors_are_found_and_their_examples_are_sent(page: Page) -> None:
+    await type_words(page, "get websocket")
+    assert await page.run(VISIBLE_ENTRIES) == ["fabric_get_mcp_call", "mcp_get_mcp_ws"]
+    assert "docs/mcp.md" in await page.run("document.querySelector('#part-mcp .note').innerText")
+    await page.run("document.querySelector('#mcp_get_mcp_ws').open = true")
+    await page.until("document.querySelector('#mcp_get_mcp_ws .inside')")
+    assert not await page.run("document.querySelector('#mcp_get_mcp_ws form')")  # a page cannot try it
+    assert "42" in await tried(page, "fabric_post_mcp_call", PSK)
+    for operation in (
+        "mcp_post_mcp",
+        "mcp_post_agents_agent_id_mcp",
+        "fabric_get_mcp_agent_agent_id",
+        "node_get_readyz",
+    ):
+        assert (await tried(page, operation, PSK)).startswith("200"), operation
+    assert not await page.run("document.querySelector('#part-a2a, #part-directory')")  # these doors are closed
+    assert page.complaints == []
 
 
 async def test_words_typed_while_the_page_loads_narrow_what_arrives_later_too(browser: Page, node: Node) -> None:

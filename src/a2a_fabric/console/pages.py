@@ -6,7 +6,7 @@ them for good, and ask a node of another version for its own."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
+
+from a2a_fabric.doors.described import DoorDescription
 
 CONSOLE_PATH = "/console"
 _MEDIA_TYPES = {
@@ -39,10 +41,13 @@ _KEEP = "public, max-age=31536000, immutable"
 
 
 class ConsolePages:
-    """All files are read when the node starts: they are few and small. `more_routes` come before the views."""
+    """All files are read when the node starts: they are few and small. `more_routes` come before the views, and
+    `describe` tells of them.
+    """
 
-    def __init__(self, more_routes: Sequence[BaseRoute] = ()) -> None:
+    def __init__(self, more_routes: Sequence[BaseRoute], describe: Callable[[], DoorDescription]) -> None:
         self._more_routes = more_routes
+        self.describe = describe
         folder = files("a2a_fabric.console") / "static"
         contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
         self._version = _hash(contents)

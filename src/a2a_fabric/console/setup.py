@@ -33,7 +33,7 @@ def build_console(
         stack.push_async_callback(loader.aclose)
     issuer = None if settings is None else settings.issuer
     sign_in = SignInPages(issuer, loader.load, keys, refresh_keys, config.public_url, hours * _SECONDS_PER_HOUR)
-    return ConsolePages(sign_in.routes)
+    return ConsolePages(sign_in.routes, sign_in.describe)
 
 
 class ClientLoader:

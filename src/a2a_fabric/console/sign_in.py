@@ -24,6 +24,7 @@ from a2a_fabric.core.errors import BadInput, Conflict, FabricError, Forbidden, R
 from a2a_fabric.core.keys import KeyStore, StoredKey
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.stores import call_store
+from a2a_fabric.doors.described import DoorDescription, PathDescription
 from a2a_fabric.doors.edge import ClientDisconnected, find_http_status, head_from_scope, read_body
 from a2a_fabric.identity.shared_keys import hash_key, make_key
 
@@ -104,6 +105,21 @@ class SignInPages:
             Route(f"{PATH}/end", self._end, methods=["POST"]),
         ]
 
+    def describe(self) -> DoorDescription:
+        """For `/docs`."""
+        paths = (
+            _describe("about", "Which issuer people sign in at; null if there is none.", method="GET"),
+            _describe("start", "Begin: the address of the issuer to open.", _Start, {"verifier": "v" * 43}),
+            _describe("finish", "End with what the issuer sent back: the token of a new session.", _Finish),
+            _describe("end", "End the session whose token is sent as `Authorization`."),
+        )
+        return DoorDescription(
+            name="sign-in",
+            about="How people sign in to the console.",
+            page="console.md",
+            paths=paths[:1] if self._issuer is None else paths,
+        )
+
     async def _show_about(self, request: Request) -> Response:
         return _reply({"issuer": self._issuer})
 
@@ -172,6 +188,19 @@ class SignInPages:
             yield
         finally:
             self._running -= 1
+
+
+def _describe(
+    name: str,
+    summary: str,
+    body: type[msgspec.Struct] | None = None,
+    example: Any = None,
+    *,
+    method: str = "POST",
+) -> PathDescription:
+    return PathDescription(
+        method=method, path=f"{PATH}/{name}", summary=summary, body=body, example=example, credentials="none"
+    )
 
 
 async def open_session(keys: KeyStore, name: str, scopes: Sequence[str], lifetime: float) -> tuple[str, StoredKey]:

@@ -15,6 +15,7 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.file_version import FileVersion, read_file_version
 from a2a_fabric.core.limits import DEFAULT_SHARE, BodyLimit, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
+from a2a_fabric.doors.described import DoorDescription
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.resolver import Credentials, MessageCredential
@@ -110,6 +111,7 @@ class DoorContext(msgspec.Struct, frozen=True, kw_only=True):
     admits_anonymous: Callable[[], bool] = lambda: False  # whether programs need no credentials
     list_issuers: Callable[[], tuple[str, ...]] = lambda: ()  # whose tokens are accepted, besides the node's own keys
     door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
+    describe_doors: Callable[[], Sequence[DoorDescription]] = tuple  # those that say what they serve over HTTP
     tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
     session_file: Path | None = None  # where sessions are kept while the process is restarted
     is_serving: bool = True  # False: a door with a listener of its own checks its settings, and opens no port
@@ -136,4 +138,5 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: AbstractAsyncContextManager[Any] = msgspec.field(default_factory=nullcontext)
     prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()
+    describe: Callable[[], DoorDescription] | None = None  # its paths over HTTP, for `/docs`
     sessions: Mapping[str, Callable[[], int]] = {}  # by kind: how many are open, for metrics

@@ -12,6 +12,7 @@ from a2a_fabric.console.pages import ConsolePages
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.node_health import NodeHealth
 from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.described import DoorDescription
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.logins.pages import LoginPages
 from a2a_fabric.messages.inboxes import Inboxes
@@ -24,6 +25,7 @@ from a2a_fabric.node.runtimes import RuntimeParts
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.web.asgi import WebApp
+from a2a_fabric.web.described import describe_node
 from a2a_fabric.web.identity_middleware import make_jwks_route
 
 
@@ -52,6 +54,7 @@ class DoorParts:
         context.stack.push_async_callback(self.tunnel_client.aclose)
         context.stack.push_async_callback(authentication.aclose)
         authentication.build_resolver(context.telemetry.metrics.count_auth_attempt, context.store)
+        self._console: ConsolePages | None = None
         self.doors = [self._build_door(dict(table)) for table in context.config.doors]
 
     def build_app(
@@ -64,6 +67,7 @@ class DoorParts:
         """`stops` end what would keep requests open when the node stops."""
         context, config, peers = self._context, self._context.config, self._context.peers
         body_limit = context.limits.body
+        self._console = console
         return WebApp(
             self.doors,
             stops,
@@ -127,6 +131,7 @@ class DoorParts:
             resource_providers=self._runtimes.prompts_and_resources,
             public_url=config.public_url,
             door_kinds=frozenset(plugins.canonical_kind(str(each.get("kind"))) for each in config.doors),
+            describe_doors=self._describe_doors,
             jobs=self._jobs,
             messages=self._messages,
             inboxes=self._inboxes,
@@ -135,6 +140,13 @@ class DoorParts:
             owner_tag=context.owner_tag,
             session_file=context.session_file,
         )
+
+    def _describe_doors(self) -> list[DoorDescription]:
+        return [
+            *(door.describe() for door in self.doors if door.describe is not None),
+            describe_node(has_issuers=bool(self._authentication.list_issuers())),
+            *(() if self._console is None else (self._console.describe(),)),
+        ]
 
     def _open_stream(self, principal_id: str | None) -> None:
         """Raises RateLimited."""

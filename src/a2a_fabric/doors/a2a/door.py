@@ -9,6 +9,7 @@ from typing import Any
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import DoorPlugin, load_module
 from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
+from a2a_fabric.doors.a2a.described import describe
 from a2a_fabric.doors.a2a.http import A2ARoute, http_endpoint
 from a2a_fabric.doors.a2a.operations import A2ADoorState, A2AOperations
 from a2a_fabric.doors.a2a.push import A2APushConfigs
@@ -56,7 +57,9 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
         add_credentials=context.add_credentials,
     )
     state = A2ADoorState(context, operations, settings)
-    return Door(routes=[A2ARoute(http_endpoint(state))], lifetime=_run_lifetime(state, push, grpc_address))
+    return Door(
+        routes=[A2ARoute(http_endpoint(state))], lifetime=_run_lifetime(state, push, grpc_address), describe=describe
+    )
 
 
 @asynccontextmanager

@@ -133,6 +133,15 @@ _SUBSCRIBE_METHODS = {"GET": "SubscribeToTask", "POST": "SubscribeToTask"}
 _PUSH_CONFIGS_METHODS = {"POST": "CreateTaskPushNotificationConfig", "GET": "ListTaskPushNotificationConfigs"}
 _PUSH_CONFIG_METHODS = {"GET": "GetTaskPushNotificationConfig", "DELETE": "DeleteTaskPushNotificationConfig"}
 _PUSH_SEGMENT = "pushNotificationConfigs"
+# All of them below an agent, with what each method does: for the description of the door.
+PATH_TEMPLATES: Mapping[str, Mapping[str, str]] = {
+    **_FIXED_PATHS,
+    "/tasks/{task_id}": _TASK_METHODS,
+    "/tasks/{task_id}:cancel": _CANCEL_METHODS,
+    "/tasks/{task_id}:subscribe": _SUBSCRIBE_METHODS,
+    f"/tasks/{{task_id}}/{_PUSH_SEGMENT}": _PUSH_CONFIGS_METHODS,
+    f"/tasks/{{task_id}}/{_PUSH_SEGMENT}/{{config_id}}": _PUSH_CONFIG_METHODS,
+}
 
 
 class ResolvedPath(msgspec.Struct, frozen=True, kw_only=True):

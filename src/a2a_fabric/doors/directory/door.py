@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,7 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.directory.agents import AgentDirectory, DirectoryRegistration
+from a2a_fabric.doors.directory.described import describe
 from a2a_fabric.doors.directory.events import DirectoryEvents
 from a2a_fabric.doors.directory.http import (
     AGENTS_PATH,
@@ -78,15 +80,14 @@ def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:
         "/a2a": DirectoryRoute(),
         AGENTS_PATH: DirectoryRoute(method_of_get="a2a/discover", accepts_post=False),
     }
-    for name in methods.names:
-        routes_by_path[f"/{name}"] = DirectoryRoute(
-            method=name, method_of_get=name if methods.is_streaming(name) else None
-        )
+    for name, method in methods.by_name.items():
+        routes_by_path[f"/{name}"] = DirectoryRoute(method=name, method_of_get=name if method.is_streaming else None)
     return Door(
         hot={path: DirectoryHttpEndpoint(state, route) for path, route in routes_by_path.items()},
         routes=[Route(f"{AGENTS_PATH}/{{rest:path}}", DirectoryAgentEndpoint(state))],
         lifetime=aclosing(chains),
         stop=(events.stop,),
+        describe=partial(describe, methods.by_name),
     )
 
 

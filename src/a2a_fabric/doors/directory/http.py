@@ -79,6 +79,7 @@ class DirectoryMethod(Generic[P]):
         self.allowed_at_agent = allowed_at_agent
         self.runs_first = runs_first
         self.is_streaming = is_streaming
+        self.params: type[Any] = params
         self._handler = handler
         self._decoder = msgspec.json.Decoder(params)
 
@@ -123,11 +124,8 @@ class DirectoryMethods:
         }
 
     @property
-    def names(self) -> list[str]:
-        return list(self._by_name)
-
-    def is_streaming(self, name: str) -> bool:
-        return self._by_name[name].is_streaming
+    def by_name(self) -> Mapping[str, DirectoryMethod[Any]]:
+        return self._by_name
 
     def get(self, name: str) -> DirectoryMethod[Any] | None:
         return self._by_name.get(name)

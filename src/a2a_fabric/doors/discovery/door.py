@@ -19,8 +19,10 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.described import DoorDescription
 from a2a_fabric.doors.discovery import catalog, search
 from a2a_fabric.doors.discovery.catalog import CatalogDocument, CatalogDocuments, CatalogNode, encode_document
+from a2a_fabric.doors.discovery.described import describe
 from a2a_fabric.doors.discovery.search import RegistrySearch
 from a2a_fabric.doors.edge import (
     AnonymousPolicy,
@@ -192,7 +194,11 @@ class DiscoveryHttpEndpoints:
 
 
 def build(settings: DiscoveryDoorSettings, context: DoorContext) -> Door:
-    return Door(routes=DiscoveryHttpEndpoints(context, settings).build_routes())
+    def describe_door() -> DoorDescription:
+        (operation,) = context.operations.list_named("fabric.agent.search")
+        return describe(operation.input_schema, has_mcp="mcp" in context.door_kinds)
+
+    return Door(routes=DiscoveryHttpEndpoints(context, settings).build_routes(), describe=describe_door)
 
 
 plugin = DoorPlugin(settings=DiscoveryDoorSettings, build=build)

@@ -19,6 +19,7 @@ from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.result import Result, format_timestamp
 from a2a_fabric.doors.context import Door, DoorContext, Receive, Send
 from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json_depth
+from a2a_fabric.doors.fabric.described import describe
 from a2a_fabric.doors.fabric.http import (
     ErrorFormat,
     FabricCallCycle,
@@ -259,6 +260,9 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
         hot={"/mcp/call": answer_call},
         sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
         routes=endpoints.build_routes(),
+        describe=lambda: describe(
+            context.operations, _OPERATION_PATHS, () if context.metrics is None else _METRICS_PATHS
+        ),
     )
 
 

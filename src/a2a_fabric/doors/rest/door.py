@@ -16,6 +16,7 @@ from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, DoorEdge, RequestRateLimit
 from a2a_fabric.doors.rest.agents import RestAgents, node_card_endpoint
+from a2a_fabric.doors.rest.doors_document import doors_openapi_endpoint
 from a2a_fabric.doors.rest.http import NotFoundCycle, PrefixRoute, RestHttpEndpoint, RestRoute
 from a2a_fabric.doors.rest.messages import RestMessages
 from a2a_fabric.doors.rest.openapi import (
@@ -25,6 +26,7 @@ from a2a_fabric.doors.rest.openapi import (
     redirect_endpoint,
 )
 from a2a_fabric.doors.rest.requests import RestRequests
+from a2a_fabric.doors.rest.rpc.described import describe
 from a2a_fabric.doors.rest.rpc.http import build_rpc_routes
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.tasks import RestTasks
@@ -90,6 +92,7 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
             PrefixRoute(f"{VERSION_PREFIX}/", CycleEndpoint(partial(NotFoundCycle, state))),
         ],
         lifetime=methods.lifetime,
+        describe=partial(describe, methods.table) if settings.rpc else None,
     )
 
 
@@ -103,6 +106,7 @@ def _build_docs_routes(state: DoorEdge, endpoints: Sequence[RestRoute]) -> list[
             if "fabric" in state.context.door_kinds
             else []
         ),
+        Route("/doors/openapi.json", doors_openapi_endpoint(state)),
         Route("/mcp/docs", redirect_endpoint(state, "/docs")),
         Route("/mcp/docs/json", redirect_endpoint(state, "/openapi.json")),
     ]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from a2a_fabric.identity.settings import openid_metadata_url
 from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation
 from a2a_fabric.version import __version__
 
-_REF_TEMPLATE = "#/components/schemas/{name}"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+REF_TEMPLATE = "#/components/schemas/{name}"
 _ERROR_REF = {"$ref": "#/components/schemas/Error"}
-_ERROR_RESPONSES = {
+ERROR_RESPONSES = {
     "400": "The request is malformed.",
     "401": "Credentials are missing or wrong.",
     "403": "The caller may not do this.",
@@ -42,7 +44,7 @@ _RATE_LIMIT_HEADERS = {
 
 
 def build_document(endpoints: Sequence[RestRoute], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
-    schemes = _build_security_schemes(issuers)
+    schemes = build_security_schemes(issuers)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _render_operation(endpoint)
@@ -65,7 +67,7 @@ def build_document(endpoints: Sequence[RestRoute], base_url: str, issuers: Seque
     }
 
 
-def _build_security_schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
+def build_security_schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
     urls = [openid_metadata_url(issuer) for issuer in issuers]
     return {
         "bearer": {"type": "http", "scheme": "bearer"},
@@ -75,7 +77,7 @@ def _build_security_schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]
 
 
 def _build_schemas() -> dict[str, Any]:
-    components = to_portable_schema(msgspec.json.schema_components(models.SCHEMAS, ref_template=_REF_TEMPLATE)[1])
+    components = to_portable_schema(msgspec.json.schema_components(models.SCHEMAS, ref_template=REF_TEMPLATE)[1])
     return dict(sorted(components.items()))
 
 
@@ -86,8 +88,8 @@ def _render_operation(endpoint: RestRoute) -> dict[str, Any]:
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "parameters": [
-            *_list_path_parameters(endpoint.path),
-            *_list_query_parameters(endpoint.query),
+            *list_path_parameters(endpoint.path),
+            *list_query_parameters(endpoint.query),
             *_list_header_parameters(endpoint),
         ],
         "responses": _render_responses(endpoint),
@@ -98,17 +100,17 @@ def _render_operation(endpoint: RestRoute) -> dict[str, Any]:
     return operation
 
 
-def _list_path_parameters(path: str) -> Iterable[dict[str, Any]]:
-    for segment in path.split("/"):
-        if segment.startswith("{"):
-            schema = {"type": "string", "minLength": 1}
-            yield {"name": segment.strip("{}"), "in": "path", "required": True, "schema": schema}
+def list_path_parameters(path: str) -> Iterable[dict[str, Any]]:
+    for name in _PLACEHOLDER.findall(path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _list_query_parameters(query: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
+def list_query_parameters(query: type[msgspec.Struct] | Mapping[str, Any] | None) -> Iterable[dict[str, Any]]:
+    """`query` is a struct, or the JSON Schema of an object."""
     if query is None:
         return
-    schema = to_portable_schema(msgspec.json.schema(query)["$defs"][query.__name__])
+    schema = query if isinstance(query, Mapping) else msgspec.json.schema(query)["$defs"][query.__name__]
+    schema = to_portable_schema(dict(schema))
     for name, field_schema in schema["properties"].items():
         parameter_schema = {key: value for key, value in field_schema.items() if key != "description"}
         parameter = {"name": name, "in": "query", "required": False, "schema": _remove_null(parameter_schema)}
@@ -141,7 +143,7 @@ def _render_header(name: str, description: str) -> dict[str, Any]:
 def _render_responses(endpoint: RestRoute) -> dict[str, Any]:
     errors = {
         status: {"description": text, "content": {"application/json": {"schema": _ERROR_REF}}}
-        for status, text in _ERROR_RESPONSES.items()
+        for status, text in ERROR_RESPONSES.items()
     }
     headers = {name: {"description": text, "schema": {"type": "integer"}} for name, text in _RATE_LIMIT_HEADERS.items()}
     success: dict[str, Any] = {"description": "As asked.", "headers": headers, "content": _render_content(endpoint)}
@@ -160,12 +162,12 @@ def _render_content(endpoint: RestRoute) -> dict[str, Any]:
 
 
 def _build_ref(kind: type[msgspec.Struct]) -> dict[str, str]:
-    return {"$ref": _REF_TEMPLATE.format(name=kind.__name__)}
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
 def build_admin_document(operations: Sequence[Operation[Any]], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
     """The operations for operators, each at an address of its own (`doors/fabric`)."""
-    schemes = _build_security_schemes(issuers)
+    schemes = build_security_schemes(issuers)
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for operation in operations:
@@ -173,12 +175,12 @@ def build_admin_document(operations: Sequence[Operation[Any]], base_url: str, is
         definitions = dict(operation.input_schema.get("$defs", {}))
         schemas |= definitions
         schemas[name] = {key: value for key, value in operation.input_schema.items() if key != "$defs"}
-        body = {"schema": {"$ref": _REF_TEMPLATE.format(name=name)}, "example": {}}
+        body = {"schema": {"$ref": REF_TEMPLATE.format(name=name)}, "example": {}}
         envelope = {"type": "object", "required": ["ok", "trace", "result", "error"]}
         answer = {"description": "`result` has the answer.", "content": {"application/json": {"schema": envelope}}}
         errors = {
             status: {"description": text, "content": {"application/json": {"schema": envelope}}}
-            for status, text in _ERROR_RESPONSES.items()
+            for status, text in ERROR_RESPONSES.items()
         }
         paths[f"/{name}"] = {
             "post": {
@@ -208,7 +210,7 @@ def build_admin_document(operations: Sequence[Operation[Any]], base_url: str, is
 
 
 _FILES_DIRECTORY = Path(__file__).with_name("docs")
-_NO_CACHE = (b"cache-control", b"no-cache")
+NO_CACHE = (b"cache-control", b"no-cache")
 
 
 def openapi_endpoint(state: DoorEdge, endpoints: Sequence[RestRoute]) -> CycleEndpoint:
@@ -216,7 +218,7 @@ def openapi_endpoint(state: DoorEdge, endpoints: Sequence[RestRoute]) -> CycleEn
 
     def build_page(cycle: RestPageCycle) -> HttpReply:
         openapi = build_document(endpoints, cycle.base_url, state.context.list_issuers())
-        return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
+        return HttpReply(body=msgspec.json.encode(openapi), headers=[NO_CACHE])
 
     return page_endpoint(state, build_page)
 
@@ -227,7 +229,7 @@ def admin_openapi_endpoint(state: DoorEdge) -> CycleEndpoint:
     def build_page(cycle: RestPageCycle) -> HttpReply:
         operations = state.context.operations.list_named(ADMIN_PREFIX)
         openapi = build_admin_document(operations, cycle.base_url, state.context.list_issuers())
-        return HttpReply(body=msgspec.json.encode(openapi), headers=[_NO_CACHE])
+        return HttpReply(body=msgspec.json.encode(openapi), headers=[NO_CACHE])
 
     return page_endpoint(state, build_page)
 
@@ -245,7 +247,7 @@ def docs_endpoint(state: DoorEdge) -> CycleEndpoint:
         (b"content-security-policy", policy.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
-        _NO_CACHE,
+        NO_CACHE,
     ]
     return page_endpoint(
         state, lambda cycle: HttpReply(body=body, headers=headers, media_type=b"text/html; charset=utf-8")

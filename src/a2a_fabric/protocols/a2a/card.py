@@ -16,6 +16,7 @@ from a2a_fabric.protocols.a2a.models import A2ABinding, A2AVersion
 
 CARD_PATH, OLD_CARD_PATH = "/.well-known/agent-card.json", "/.well-known/agent.json"  # the second before 0.3
 CARD_PATHS = (CARD_PATH, OLD_CARD_PATH)
+OLD_CARD_SUMMARY = "The card of this node's own agent, where older clients look for it."  # two doors may serve it
 _BINDINGS: dict[str, A2ABinding] = {
     "JSONRPC": "jsonrpc",
     "JSON-RPC": "jsonrpc",

@@ -61,9 +61,9 @@ function parameters(operation) {
 }
 
 // What is in the form, as a request.
-function request(base, path, verb, boxes, body) {
+function request(base, path, verb, boxes, body, accept) {
   const query = new URLSearchParams();
-  const headers = {};
+  const headers = accept ? { Accept: accept } : {};
   let url = base + path;
   for (const [each, box] of boxes) {
     if (each.in === "path") url = url.replace(`{${each.name}}`, encodeURIComponent(box.value));
@@ -118,7 +118,8 @@ function field(name, box, tall) {
 
 function form(base, path, verb, operation) {
   const boxes = operation.parameters.map((each) =>
-    [each, make("input", { name: each.name, required: each.required, autocomplete: "off", placeholder: each.in })]);
+    [each, make("input", { name: each.name, value: each.example ?? "", required: each.required, autocomplete: "off", placeholder: each.in })]);
+  const accept = Object.values(operation.responses).some((each) => each.content?.["text/event-stream"]) && "text/event-stream";
   const content = operation.requestBody && operation.requestBody.content["application/json"];
   const text = content && pretty(content.example || {});
   const body = content && make("textarea", { name: "body", value: text, rows: Math.min(14, text.split("\n").length + 1), spellcheck: false });
@@ -132,7 +133,7 @@ function form(base, path, verb, operation) {
     make("div", { className: "send" }, make("button", { text: "Send" }), copy, stop), line, result);
   copy.addEventListener("click", () => {
     line.hidden = !line.hidden;
-    line.textContent = curl(request(base, path, verb, boxes, body));
+    line.textContent = curl(request(base, path, verb, boxes, body, accept));
   });
   made.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -140,7 +141,7 @@ function form(base, path, verb, operation) {
     stop.onclick = () => under.abort();
     stop.hidden = result.hidden = false;
     try {
-      await show(await ask(request(base, path, verb, boxes, body), under.signal), result);
+      await show(await ask(request(base, path, verb, boxes, body, accept), under.signal), result);
     } catch (error) {
       if (under.signal.aborted) return;
       result.className = "bad";
@@ -158,7 +159,8 @@ function entry(base, path, verb, operation) {
       make("span", { className: "what" }, ...words(operation.summary))));
   made.dataset.words = `${verb} ${path} ${operation.summary}`.toLowerCase();
   const fill = () => {
-    const left = make("div", {}, form(base, path, verb, operation));
+    const socket = operation.responses["101"] && make("p", { className: "note", text: "A page cannot try this: it is a WebSocket." });
+    const left = make("div", {}, socket || form(base, path, verb, operation));
     const right = make("div", {}, parameters(operation), answers(operation));
     made.append(make("div", { className: "inside halves" }, left, right));
   };
@@ -178,10 +180,11 @@ function shape(name, schema) {
   return made;
 }
 
-function section(name, entries, group) {
+function section(name, entries, group, about) {
   const title = group ? `${group}: ${name}` : name;
   at("contents").append(make("a", { text: title, href: `#part-${name}` }));
-  at("list").append(make("section", { id: `part-${name}` }, make("h2", { text: title }), ...entries));
+  at("list").append(make("section", { id: `part-${name}` }, make("h2", { text: title }),
+    about && make("p", { className: "note" }, ...words(about)), ...entries));
 }
 
 function draw(api) {
@@ -194,12 +197,12 @@ function draw(api) {
 }
 
 function drawSections(api, shapes, group) {
-  const base = new URL(api.servers[0].url).pathname;
+  const base = new URL(api.servers[0].url).pathname.replace(/\/$/, "");
   const all = Object.entries(api.paths).flatMap(([path, verbs]) =>
     Object.entries(verbs).map(([verb, operation]) => [path, verb.toUpperCase(), operation]));
   for (const tag of api.tags)
-    section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)), group);
-  section(shapes, Object.entries(api.components.schemas).map((each) => shape(...each)), group);
+    section(tag.name, all.filter(([, , each]) => each.tags.includes(tag.name)).map((each) => entry(base, ...each)), group, tag.description);
+  section(shapes, Object.entries(api.components.schemas).filter(([name]) => !at(`shape-${name}`)).map((each) => shape(...each)), group);
   find(); // the reader may have typed before this part arrived
 }
 
@@ -226,8 +229,9 @@ dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 at("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 at("find").addEventListener("input", find);
 addEventListener("hashchange", open);
-// The operations for operators stand below; a node without them has no such document.
+// The operations for operators and the other doors stand below; a node without them has no such document.
 const failed = (error) => make("p", { className: "about", role: "alert", text: `The description could not be read: ${error.message}. Load the page again.` });
-const drawAdmin = () => fetch("/admin/openapi.json").then((reply) => (reply.ok ? reply.json() : null))
-  .then((api) => api && drawSections(api, "arguments", "admin")).catch((error) => at("list").append(failed(error)));
-fetch("openapi.json").then((reply) => reply.json()).then(draw).then(drawAdmin).then(open).catch((error) => at("list").replaceChildren(failed(error)));
+const drawMore = (url, shapes, group) => fetch(url).then((reply) => (reply.ok ? reply.json() : null))
+  .then((api) => api && drawSections(api, shapes, group)).catch((error) => at("list").append(failed(error)));
+fetch("openapi.json").then((reply) => reply.json()).then(draw).then(() => drawMore("/admin/openapi.json", "arguments", "admin"))
+  .then(() => drawMore("/doors/openapi.json", "bodies", "doors")).then(open).catch((error) => at("list").replaceChildren(failed(error)));
