@@ -12,7 +12,7 @@ from a2a_fabric.protocols.a2a.card import CARD_PATH, CARD_PATHS, OLD_CARD_PATH, 
 
 _OBJECT: Mapping[str, Any] = {"type": "object"}
 _MESSAGE = {
-    "message": {"messageId": "message-1", "role": "ROLE_USER", "parts": [{"text": "Percy, say hello"}]},
+    "message": {"messageId": "message-1", "role": "ROLE_USER", "parts": [{"text": "Percy, what is 6 * 7?"}]},
     "configuration": {"returnImmediately": True},
 }
 _PUSH = {"url": "https://example.com/news"}

@@ -8,7 +8,7 @@ from typing import Any
 from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
 from a2a_fabric.doors.directory.http import AGENTS_PATH, DirectoryMethod
 
-_TASK = {"taskId": "task-1", "agentId": "percy", "action": "shout", "sender": "me", "input": {"text": "hello"}}
+_TASK = {"taskId": "task-1", "agentId": "percy", "action": "reason", "sender": "me", "input": {"task": "6 * 7"}}
 _REGISTRATION = {
     "agentId": "agent://greeter",
     "name": "Greeter",

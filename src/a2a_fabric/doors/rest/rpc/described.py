@@ -8,7 +8,7 @@ from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, DoorDescription, Pat
 from a2a_fabric.doors.rest.rpc.models import RpcStreamQuery
 from a2a_fabric.protocols.a2a.card import OLD_CARD_PATH, OLD_CARD_SUMMARY
 
-_MESSAGE = {"agentId": "percy", "parts": [{"type": "text", "content": "hello"}]}
+_MESSAGE = {"agentId": "percy", "parts": [{"type": "text", "content": "What is 6 * 7?"}]}
 
 
 def describe(methods: Iterable[str]) -> DoorDescription:
