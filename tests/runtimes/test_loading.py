@@ -116,7 +116,7 @@ async def test_a_runtime_is_imported_once_however_many_agents_and_calls_wait_for
     yard.gate.set()
     await asyncio.gather(*calls)
     assert yard.loaded == ["slow"]
-    assert yard.fleet.find_handler(agents[0]) is yard.fleet.get_live_runtime(agents[0])  # nothing more to wait for
+    assert yard.fleet.find_handler(agents[0]) is yard.fleet.get_live_runtime(agents[0]).handler  # no wait any more
 
 
 async def test_who_cannot_wait_for_the_import_is_told_so_in_time_and_the_import_goes_on() -> None:
