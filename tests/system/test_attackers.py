@@ -130,9 +130,12 @@ async def warm_up(url: str) -> None:
     params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "honest", "version": "1"}}
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
     diff = {"name": "fabric.tool.text.diff", "arguments": {"a": "x", "b": "y"}}
+    manifest = {"agent_id": "away", "runtime": "mcp", "endpoint": {"uri": "http://127.0.0.1:9/mcp"}}
+    register = {"name": "fabric.agent.register", "arguments": manifest}
+    offline = {"name": "fabric.call", "arguments": {"agent_id": "away", "capability": "x", "task": ""}}
     headers = {"Authorization": f"Bearer {HONEST}", "Accept": "application/json, text/event-stream"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        for path, body in (("/mcp", request), ("/mcp/call", diff)):
+        for path, body in (("/mcp", request), ("/mcp/call", diff), ("/mcp/call", register), ("/mcp/call", offline)):
             async with session.post(url + path, json=body) as reply:
                 await reply.read()
 
