@@ -27,9 +27,9 @@ from a2a_fabric.mesh.frames import (
     frame_from_error,
     read_single_frame,
 )
+from a2a_fabric.mesh.mailbox import NodeMailbox
 from a2a_fabric.mesh.membership import Announcement, Member, Membership, describe_mismatch
 from a2a_fabric.mesh.messages import RequestMessage, decode_message
-from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.relay import find_tag
 from a2a_fabric.mesh.settings import SharedAgents
 from a2a_fabric.nats.direct import DirectClient, DirectReader
@@ -56,10 +56,10 @@ class Bus:
         self.mailboxes: dict[str, NodeMailbox] = {}
         self.sent: list[tuple[str, bytes]] = []
 
-    def add(self, name: str, app: Any, key: bytes | None = b"k" * 32) -> NodeMailbox:
+    def add(self, name: str, app: Any, key: bytes | None = b"k" * 32, start_id: str = "") -> NodeMailbox:
         mailbox = NodeMailbox(
             name,
-            f"start-{name}",
+            start_id or f"start-{name}",
             PREFIX,
             self.publish,
             app,
@@ -210,9 +210,8 @@ async def test_a_message_that_is_not_signed_for_this_node_or_was_there_before_is
 
 async def test_a_request_of_a_node_that_is_not_in_the_mesh_is_refused() -> None:
     bus = Bus()
-    here = bus.add("a", nothing)
+    here = bus.add("a", nothing, start_id="an earlier start")
     there = bus.add("b", nothing)
-    here.start_id = "an earlier start"
     with pytest.raises(ConnectFailed):
         await here.client_for("b").request("POST", "/", timeout=5, limit=100)
     await there.aclose()

@@ -1,4 +1,4 @@
-"""The messages of nodes to each other over NATS, their signatures, and which numbers of requests were accepted.
+"""The messages of nodes to each other over NATS, and which numbers of requests were accepted.
 
 All that is sent to a node arrives at one subject, so one subscription serves it, and messages of one sender stay in
 order. A message is MessagePack:
@@ -12,14 +12,14 @@ order. A message is MessagePack:
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
-SIGNATURE_BYTES = 16
 _RECENT = 1024  # numbers that are remembered below the highest
-_SUBJECTS = 10_000
 _RECENT_MASK = (1 << _RECENT) - 1
+
+WINDOW = 16  # pieces of a reply that may be under way
+PIECE_BYTES = 128 * 1024
+REFUSED_HEADER = "x-fabric-refused"  # of a reply: the request was not looked at
 
 
 class RequestMessage(msgspec.Struct, tag="q", array_like=True, frozen=True):
@@ -72,24 +72,6 @@ NodeMessage = RequestMessage | BodyMessage | ReplyMessage | ChunkMessage | Credi
 _decoder: msgspec.msgpack.Decoder[NodeMessage] = msgspec.msgpack.Decoder(NodeMessage)
 decode_message = _decoder.decode
 encode_message = msgspec.msgpack.Encoder().encode
-
-
-class MessageSigner:
-    """Signs messages for their receivers: one that was recorded is worth nothing at another node."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._begun: dict[str, hashlib.blake2b] = {}  # by subject; there are as many as nodes
-
-    def sign(self, subject: str, content: bytes) -> bytes:
-        begun = self._begun.get(subject)
-        if begun is None:
-            begun = hashlib.blake2b(subject.encode() + b"\0", key=self._key, digest_size=SIGNATURE_BYTES)
-            if len(self._begun) < _SUBJECTS:
-                self._begun[subject] = begun
-        digest = begun.copy()
-        digest.update(content)
-        return digest.digest()
 
 
 class AcceptedNumbers:

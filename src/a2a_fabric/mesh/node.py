@@ -29,6 +29,7 @@ from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.exports import ExportedAgents
+from a2a_fabric.mesh.mailbox import NodeMailbox
 from a2a_fabric.mesh.membership import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -38,7 +39,6 @@ from a2a_fabric.mesh.membership import (
     Membership,
     describe_mismatch,
 )
-from a2a_fabric.mesh.nats_http import NodeMailbox
 from a2a_fabric.mesh.node_peer import NodePeer
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.mesh.settings import MeshSettings

@@ -20,8 +20,9 @@ from a2a_fabric.mesh.frames import (
     error_from_frame,
     read_single_frame,
 )
-from a2a_fabric.mesh.messages import ReplyMessage
-from a2a_fabric.mesh.nats_http import CALL_TARGET, REFUSED_HEADER, NodeMailbox, SentRequest
+from a2a_fabric.mesh.mailbox import CALL_TARGET, NodeMailbox
+from a2a_fabric.mesh.messages import REFUSED_HEADER, ReplyMessage
+from a2a_fabric.mesh.sent_requests import SentRequest
 from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, Interrupted, OutboundError
 
 _NO_HEADERS: dict[str, str] = {}
