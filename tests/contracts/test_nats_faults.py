@@ -655,6 +655,6 @@ async def test_leases_end_by_one_clock_on_all_nodes() -> None:
         assert await there.jobs.take_over(HoldRequest(worker="there", lease=60)) == []
         there._parts.writer.clock._offset += 120  # a node whose own clock is two minutes ahead
         assert abs(here._parts.writer.clock() + 120 - there._parts.writer.clock()) < 1
-        await there._parts.writer._read_info(asyncio.get_running_loop().time() + 5)
+        await there._parts.writer._applier.read_info(asyncio.get_running_loop().time() + 5)
         assert abs(here._parts.writer.clock() - there._parts.writer.clock()) < 1
         assert await here.jobs.append(job.fencing_token, tokens("a")) == 1

@@ -14,38 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from a2a_fabric.core.errors import (
-    STORE_BACK,
     BadInput,
     CallTimeout,
     FabricError,
     StoreBusy,
-    StoreCorrupt,
-    StoreError,
     StoreFull,
     StoreUnavailable,
 )
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.nats.connection import NatsRefused, NatsUnavailable
 from a2a_fabric.stores.changes import LogThrottle, set_outcome
-from a2a_fabric.stores.nats.batches import UnreadableMessage, split_batch
+from a2a_fabric.stores.nats.applier import LogApplier
+from a2a_fabric.stores.nats.batches import split_batch
 from a2a_fabric.stores.nats.errors import (
     JetStreamRefused,
-    build_diverged,
-    build_lost_log,
     build_unconfirmed,
-    build_unreadable,
     translate,
 )
-from a2a_fabric.stores.nats.log import LogMessage, SequenceConflict, ServerClock, StreamInfo, StreamLog
-from a2a_fabric.stores.nats.replica import CopyDiverged, GroupOutcome, Replica
+from a2a_fabric.stores.nats.log import SequenceConflict, StreamLog
+from a2a_fabric.stores.nats.replica import GroupOutcome, Replica
 from a2a_fabric.stores.nats.snapshots import Snapshotter
 from a2a_fabric.stores.sqlite.database import GroupFailed, SqliteTransaction, Work
 from a2a_fabric.stores.sqlite.database import translate as translate_sqlite
@@ -57,13 +50,8 @@ _log = logging.getLogger(__name__)
 _MAX_GROUP = 256  # writes in one batch
 _MAX_WAITING = 20_000  # writes that may wait
 _MAX_BATCH_BYTES = 64 << 20
-_MAX_APPLIED = 256  # messages that are applied in one transaction
 _TICK = 1.0
-_DELIVERY_WAIT = 0.1  # for a message that is known to be in the log; then it is asked for
 _CONTENTION = 1.0  # seconds after a lost race in which this node leaves the others a gap
-_CLOCK_INTERVAL = 30.0
-_LEADER_TIME = 3.0
-_PART_WAIT = 0.5  # for the next part of another node's batch; then that node seems to be dead
 _HEADROOM = 4096  # of `max_payload`, for headers
 
 
@@ -89,6 +77,7 @@ class ReplicatedWriter:
         timeout: float,
         on_commit: Callable[[set[str] | None], None],
     ) -> None:
+        self._applier = LogApplier(replica, log, snapshotter, address, on_commit)
         self._replica = replica
         self._stream = log
         self._snapshotter = snapshotter
@@ -96,25 +85,14 @@ class ReplicatedWriter:
         self._node = node
         self._timeout = timeout
         self._on_commit = on_commit
-        self.clock = ServerClock()
-        self._executor = ThreadPoolExecutor(1, "nats-copy")
+        self.clock = self._applier.clock
         self._pending: list[PendingUnit] = []
         self._expected: Counter[str] = Counter()
         self._waiting_count = 0
-        self._wake = asyncio.Event()
-        self._away_since: float | None = None
-        self._behind_since: float | None = None
-        self._failure: StoreError | None = None  # the copy cannot go on; restarting the node may help
         self._conflict_at = float("-inf")
-        self._abandoned_at = 0  # sequence of a part that had no successor for too long
-        self._clock_read_at = float("-inf")
         self._throttle = LogThrottle(_log)
         self._is_open = True
         self._task: asyncio.Task[None] | None = None
-        connection = log.jetstream.connection
-        connection.on_connect.append(self._wake.set)
-        connection.on_disconnect.append(self._note_disconnect)
-        log.follower.on_message = self._wake.set
 
     # What the ports use
 
@@ -137,7 +115,7 @@ class ReplicatedWriter:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.append(PendingUnit(work, future, topic))
         self._waiting_count += 1
-        self._wake.set()
+        self._applier.wake.set()
         try:
             with Deadline(self._timeout):
                 return await future
@@ -149,13 +127,13 @@ class ReplicatedWriter:
     def _check_usable(self) -> None:
         if not self._is_open:
             raise StoreUnavailable(f"{self._address} is closed", store=self._address)
-        if self._failure is not None:
-            raise self._failure
+        if self._applier.failure is not None:
+            raise self._applier.failure
         if self._waiting_count >= _MAX_WAITING:
             raise StoreBusy(
                 f"{self._address} has {_MAX_WAITING} writes waiting already; try again", store=self._address
             )
-        away = 0.0 if self._away_since is None else _now() - self._away_since
+        away = 0.0 if self._applier.away_since is None else _now() - self._applier.away_since
         if away > self._timeout:
             reason = self._stream.jetstream.connection.last_error or "no answer"
             raise StoreUnavailable(
@@ -176,16 +154,14 @@ class ReplicatedWriter:
     async def read_log(self, ends_at: float) -> None:
         """Raises StoreError."""
         try:
-            info = await self._read_info(ends_at)
-            await self._restart_follower(info)
-            await self._catch_up(info.state.last_seq, ends_at)
+            await self._applier.read_log(ends_at)
         except _FAULTS as exc:
             raise self._translate(exc) from exc
 
     async def aclose(self) -> None:
         """Finish the requested writes."""
         self._is_open = False
-        self._wake.set()
+        self._applier.wake.set()
         if self._task is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(2 * self._timeout):
@@ -193,8 +169,7 @@ class ReplicatedWriter:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._snapshotter.aclose()
-        await self._stream.follower.stop()
-        self._executor.shutdown(wait=False)
+        await self._applier.aclose()
 
     # The task
 
@@ -203,10 +178,10 @@ class ReplicatedWriter:
             if not self._pending:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_TICK):
-                        await self._wake.wait()
-            self._wake.clear()
+                        await self._applier.wake.wait()
+            self._applier.wake.clear()
             try:
-                await self._follow()
+                await self._applier.follow()
             except Exception as exc:
                 self._note_fault(exc)
             if self._pending:
@@ -214,18 +189,6 @@ class ReplicatedWriter:
                 await self._commit_group(group)
                 await self._leave_gap()
             self._snapshotter.start_if_due()
-
-    async def _follow(self) -> None:
-        """Apply what other nodes wrote."""
-        if self._failure is not None:
-            return
-        connection = self._stream.jetstream.connection
-        if connection.is_connected and self._stream.follower.needs_start:
-            await self._restart_follower(await self._read_info(_now() + _TICK))
-        elif self._away_since is not None or _now() - self._clock_read_at > _CLOCK_INTERVAL:
-            await self._read_info(_now() + _TICK)
-        while messages := await self._stream.follower.take(_MAX_APPLIED):
-            await self._apply(messages)
 
     async def _leave_gap(self) -> None:
         """Nodes that all write would otherwise let the nearest one win every race."""
@@ -262,26 +225,26 @@ class ReplicatedWriter:
 
         Raises GroupFailed, sqlite3.Error, JetStreamRefused and StoreError.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self._applier.failure is not None:
+            raise self._applier.failure
         is_current = False
         while True:
-            await self._let_batch_end(ends_at)
-            outcome = await self._in_thread(run)
+            await self._applier.let_batch_end(ends_at)
+            outcome = await self._applier.in_thread(run)
             if outcome.body is None:
                 if is_current:
                     return outcome
-                head = (await self._read_info(ends_at)).state.last_seq
+                head = (await self._applier.read_info(ends_at)).state.last_seq
                 if head <= self._replica.sequence:
                     return outcome
-                await self._catch_up(head, ends_at)
+                await self._applier.catch_up(head, ends_at)
                 is_current = True
                 continue
             try:
                 await self._append(outcome.batch_id, outcome.body, ends_at)
             except SequenceConflict as exc:
                 self._conflict_at = _now()
-                await self._catch_up(exc.head, ends_at, is_stored=False)
+                await self._applier.catch_up(exc.head, ends_at, is_stored=False)
                 continue
             self._on_commit(outcome.topics)
             return outcome
@@ -298,139 +261,18 @@ class ReplicatedWriter:
                 await self._stream.append(message, sequence, ends_at)
                 sequence += 1
         except NatsUnavailable as exc:
-            await self._in_thread(self._replica.rollback)
-            self._note_away()
+            await self._applier.in_thread(self._replica.rollback)
+            self._applier.note_away()
             raise build_unconfirmed(self._address, _now() - started_at, str(exc)) from exc
         except BaseException:
-            await self._in_thread(self._replica.rollback)
+            await self._applier.in_thread(self._replica.rollback)
             raise
-        self._note_answer()
-        await self._in_thread(self._replica.commit, sequence, batch_id)
+        self._applier.note_answer()
+        await self._applier.in_thread(self._replica.commit, sequence, batch_id)
         self._snapshotter.add_bytes(len(body))
 
     def _measure_part(self) -> int:
         return int(self._stream.jetstream.connection.server_info["max_payload"]) - _HEADROOM
-
-    # Catching up
-
-    async def _let_batch_end(self, ends_at: float) -> None:
-        """Wait while another node writes a batch of several messages: one of ours in between would make it void."""
-        waits_until = _now() + _PART_WAIT
-        while self._replica.is_inside_batch and self._replica.sequence != self._abandoned_at:
-            if messages := await self._take_messages():
-                await self._apply(messages)
-                waits_until = _now() + _PART_WAIT
-            if _now() > min(waits_until, ends_at):
-                self._abandoned_at = self._replica.sequence
-
-    async def _catch_up(self, target: int, ends_at: float, *, is_stored: bool = True) -> None:
-        """Apply the log up to this sequence. Messages that are not delivered soon are asked for.
-
-        A conflict may be with a message that is not stored yet, and never will be if the leader dies with it. So
-        without `is_stored`, the end of the log ends the wait too.
-        """
-        while self._replica.sequence < target:
-            try:
-                if self._stream.follower.needs_start:
-                    await self._restart_follower(await self._read_info(ends_at))
-                messages = await self._take_messages() or await self._fetch_next(target)
-                if not messages:
-                    info = await self._read_info(_now() + _TICK)
-                    if not is_stored and info.state.last_seq == self._replica.sequence and _now() < ends_at:
-                        return
-                    await self._restart_follower(info)  # it was purged: a snapshot has it
-                await self._apply(messages)
-            except NatsUnavailable:
-                if _now() > ends_at:
-                    raise
-                await asyncio.sleep(_DELIVERY_WAIT)
-            if self._replica.sequence < target and _now() > ends_at:
-                raise NatsUnavailable(f"the log could not be read up to {target} in time")
-
-    async def _take_messages(self) -> list[LogMessage]:
-        self._wake.clear()
-        messages = await self._stream.follower.take(_MAX_APPLIED)
-        if not messages:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_DELIVERY_WAIT):
-                    await self._wake.wait()
-            messages = await self._stream.follower.take(_MAX_APPLIED)
-        return messages
-
-    async def _fetch_next(self, target: int) -> list[LogMessage]:
-        """Many at a time: a consumer whose server died delivers nothing until it is made anew."""
-        fetched: list[LogMessage] = []
-        last = min(target, self._replica.sequence + _MAX_APPLIED)
-        for sequence in range(self._replica.sequence + 1, last + 1):
-            message = await self._stream.read(sequence)
-            if message is None:
-                break
-            fetched.append(message)
-        return fetched
-
-    async def _apply(self, messages: list[LogMessage]) -> None:
-        fresh = [message for message in messages if message.sequence > self._replica.sequence]
-        if not fresh:
-            return
-        try:
-            applied = await self._in_thread(self._replica.apply, fresh)
-        except CopyDiverged as exc:
-            self._failure = build_diverged(self._address, str(exc))
-            raise self._failure from exc
-        except UnreadableMessage as exc:
-            self._failure = build_unreadable(self._address, self._replica.sequence + 1, str(exc))
-            raise self._failure from exc
-        except BaseException:
-            self._stream.follower.mark_stale()
-            raise
-        self._snapshotter.add_bytes(sum(len(message.data) for message in fresh))
-        self._on_commit(applied.topics)
-
-    async def _restart_follower(self, info: StreamInfo) -> None:
-        """Begin behind the copy; with a snapshot if the log does not reach back so far."""
-        self._check_end(info.state.last_seq)
-        if self._replica.sequence == 0 or info.state.first_seq > self._replica.sequence + 1:
-            await self._load_snapshot(info.state.first_seq)
-        await self._stream.follower.start(self._replica.sequence + 1)
-
-    def _check_end(self, last: int) -> None:
-        """The log may not end before what this copy has applied, except while a new leader reads its own log."""
-        if last >= self._replica.sequence:
-            self._behind_since = None
-            return
-        if self._behind_since is None:
-            self._behind_since = _now()
-        if _now() - self._behind_since < _LEADER_TIME:
-            raise NatsUnavailable("the server that leads now has not read its whole log yet")
-        self._failure = build_lost_log(self._address, last, self._replica.sequence)
-        raise self._failure
-
-    async def _load_snapshot(self, first: int) -> None:
-        """The newest one, which must reach the first message of the log."""
-        if await self._snapshotter.load(self._in_thread):
-            self._on_commit(None)  # what changed is not known
-        if first > self._replica.sequence + 1:
-            raise StoreCorrupt(
-                self._address, f"its log begins with {first}, and its snapshot ends with {self._replica.sequence}"
-            )
-
-    # Small things
-
-    async def _read_info(self, ends_at: float) -> StreamInfo:
-        """From the leader."""
-        asked_at = time.time()
-        try:
-            info = await self._stream.read_info(ends_at)
-        except NatsUnavailable:
-            self._note_away()
-            raise
-        self._note_answer()
-        self._clock_read_at = _now()
-        self.clock.adjust(info, asked_at, time.time())
-        return info
-
-    async def _in_thread(self, function: Callable[..., T], *values: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *values)
 
     def _translate(self, error: BaseException) -> BaseException:
         if isinstance(error, FabricError):
@@ -444,20 +286,6 @@ class ReplicatedWriter:
 
     def _note_fault(self, error: Exception) -> None:
         self._throttle.warn(str(self._translate(error)))
-
-    def _note_disconnect(self) -> None:
-        self._stream.follower.mark_stale()
-        self._note_away()
-
-    def _note_away(self) -> None:
-        if self._away_since is None:
-            self._away_since = _now()
-
-    def _note_answer(self) -> None:
-        if self._away_since is not None:
-            seconds = _now() - self._away_since
-            _log.warning("%s is back after %.3g s", self._address, seconds, extra=STORE_BACK)
-            self._away_since = None
 
 
 def _now() -> float:
