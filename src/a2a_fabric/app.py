@@ -233,6 +233,7 @@ class Fabric:
             metrics=self.telemetry.metrics,
             log=self.telemetry.log,
             environ=self._environ,
+            base=self._base,
             psk=self._psk,
             processes=self._find_processes(),
         )

@@ -14,7 +14,7 @@ import yaml
 from tests.fixtures.agents.calling import HERE as AGENTS
 from tests.fixtures.node import PSK, running_in_thread
 from tests.marks import requirement
-from tests.system.node import run, running_node
+from tests.system.node import run, running_node, until
 
 PROGRAM = [sys.executable, str(AGENTS / "jsonl_program.py")]
 
@@ -81,6 +81,36 @@ def test_another_node_is_recognised_and_its_key_never_written(folder: Folder, ot
     assert PSK not in folder.text("agents.yaml") + json.dumps(done)
     checked = folder("check", **{variable["name"]: PSK})
     assert checked.returncode == 0, checked.stderr
+
+
+def test_the_node_that_runs_with_the_file_adds_agents_and_programs_only_where_that_is_safe(
+    folder: Folder, other_node: str
+) -> None:
+    (folder.path / "agents.yaml").write_text("agents: []\n")
+    (folder.path / "fabric.yaml").write_text("public_url: http://127.0.0.1:1\n")  # as if other machines reached it
+    (folder.path / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"p": {"command": PROGRAM[0], "args": PROGRAM[1:]}}})
+    )
+    with running_node(folder.path) as node:
+        header = f"Authorization=Bearer {PSK}"
+        words = ("probe", other_node, "--id", "lab", "--header", header, "--add", "--yes")
+        added = node.run(*words)
+        assert f"The node at {node.url} wrote agents.yaml and uses it now" in added.stderr
+        assert [each["agent_id"] for each in node.json("agents")["agents"]] == ["lab"], (
+            "the reply came after the change"
+        )
+        assert PSK not in folder.text("agents.yaml")
+        again = node.json(*words)
+        assert (again["added"], again["node"]) == (False, node.url)
+        elsewhere = node.run("import", "mcp.json", "--yes", FABRIC_URL=node.url)
+        assert (elsewhere.returncode, "Programs cannot be added here" in elsewhere.stderr) == (1, True)
+        imported = node.run("import", "mcp.json", "--yes", "--no-check")
+        assert "This command wrote agents.yaml, because the node refused: Programs cannot" in imported.stderr
+        until(lambda: len(node.json("agents")["agents"]) == 2, "the node to follow the file")
+        both = node.run("tools", "disable", "lab.x", "--agents", "agents.yaml", "--url", node.url)
+        assert "Leave out --url" in both.stderr
+    offline = folder("tools", "disable", "lab.x", FABRIC_HOME=str(folder.path / "home"))
+    assert "No node runs with agents.yaml, so this command wrote it" in offline.stderr
 
 
 def test_secrets_for_a_program_become_references(folder: Folder) -> None:

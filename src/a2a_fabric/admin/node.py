@@ -223,6 +223,11 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         self.probe_soon(agent_id)
         return {"agent_id": agent_id, "probing": True}
 
+    def list_known_tools(self, agent_id: str) -> list[str] | None:
+        """What the agent offers now, without what is left out; None if this is not known."""
+        manifest = self.gateway.registry.catalog.get(agent_id)
+        return None if manifest is None else [each.name for each in manifest.capabilities]
+
     async def reload_agents(self, path: Path) -> None:
         """Take the changed file over now, so that the reply is true."""
         await self.reload_file(path)

@@ -7,11 +7,13 @@ and private metadata as any caller sees them, and neither the log nor what calle
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.admin.agent_changes import AddArguments, PlanArguments
 from a2a_fabric.admin.keys import CallerKeys, KeyRequest
 from a2a_fabric.admin.log_lines import LineFilter
 from a2a_fabric.admin.node import Node
@@ -49,26 +51,8 @@ class SwitchArguments(TracedArguments, frozen=True, kw_only=True):
     on: Annotated[bool, Meta(description="Whether it is to be on.")]
     tool: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256)] | None,
-        Meta(description="One of its tools; unset: the whole agent."),
+        Meta(description="One of its tools, or a pattern with `*` and `?`; unset: the whole agent."),
     ] = None
-
-
-class PlanArguments(TracedArguments, frozen=True, kw_only=True):
-    source: Annotated[
-        str, Meta(min_length=1, max_length=1_048_576, description="An address, a command line, or an mcp.json.")
-    ]
-    agent_id: Annotated[Annotated[str, Meta(max_length=128)] | None, Meta(description="Its id; unset: its name.")] = (
-        None
-    )
-    headers: Annotated[dict[str, str], Meta(description="Headers for an address; a value may be `env:NAME`.")] = (
-        msgspec.field(default_factory=dict)
-    )
-
-
-class AddArguments(TracedArguments, frozen=True, kw_only=True):
-    entries: Annotated[
-        tuple[dict[str, Any], ...], Meta(min_length=1, max_length=200, description="`entries` of `agent.plan`.")
-    ]
 
 
 class JobsArguments(TracedArguments, frozen=True, kw_only=True):
@@ -248,20 +232,24 @@ class AdminOperations:
         return {**await self._node.show_overview(reader), "role": role}
 
     async def _switch(self, arguments: SwitchArguments, reader: Principal) -> dict[str, Any]:
-        files = self._node.files
+        node, agent_id = self._node, arguments.agent_id
+        done: dict[str, Any] = {"agent_id": agent_id, "tool": arguments.tool, "on": arguments.on}
         if arguments.tool is None:
-            path = await files.switch_agent(arguments.agent_id, on=arguments.on)
+            path = str(await node.files.switch_agent(agent_id, on=arguments.on))
         else:
-            path = await files.switch_tool(arguments.agent_id, arguments.tool, on=arguments.on)
-        await self._node.reload_agents(path)
-        return {"agent_id": arguments.agent_id, "tool": arguments.tool, "on": arguments.on, "path": str(path)}
+            switched = await node.files.switch_tool(
+                agent_id, arguments.tool, on=arguments.on, known=node.list_known_tools(agent_id)
+            )
+            path = switched.path
+            done |= {"matched": switched.matched, "changed": switched.is_changed, "remarks": switched.remarks}
+        await node.reload_agents(Path(path))
+        return {**done, "path": path}
 
     async def _plan(self, arguments: PlanArguments, reader: Principal) -> dict[str, Any]:
-        plan = await self._node.files.plan(arguments.source, arguments.agent_id, arguments.headers)
-        return dict(msgspec.to_builtins(plan))
+        return dict(msgspec.to_builtins(await self._node.files.plan(arguments)))
 
     async def _add(self, arguments: AddArguments, reader: Principal) -> dict[str, Any]:
-        path = await self._node.files.add(arguments.entries)
+        path = await self._node.files.add(arguments.entries, arguments.path)
         await self._node.reload_agents(path)
         return {"agent_ids": [entry.get("agent_id") for entry in arguments.entries], "path": str(path)}
 

@@ -56,17 +56,24 @@ class ProbeTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_probe(
-    target: ProbeTarget, agent_id: str | None, present: Mapping[str, Manifest], environ: Mapping[str, str]
+    target: ProbeTarget,
+    agent_id: str | None,
+    present: Mapping[str, Manifest],
+    environ: Mapping[str, str],
+    base: Path,
 ) -> ProbeOutcome:
-    """Raises BadInput for an id that is invalid or taken, ConfigError for a variable that is not set."""
-    report = await _detect(target, environ)
+    """A program is started in `base`.
+
+    Raises BadInput for an id that is invalid or taken, ConfigError for a variable that is not set.
+    """
+    report = await _detect(target, environ, base)
     finding = report.finding
     if finding is None:
         return ProbeOutcome(report=report)
     endpoint = {**finding.endpoint, **_build_options(finding, target)}
     chosen_id, references = _choose_id(finding, endpoint, agent_id, present)
     described, trouble = await _describe_agent(
-        _build_manifest(chosen_id, finding.runtime, endpoint), target.try_timeout, environ
+        _build_manifest(chosen_id, finding.runtime, endpoint), target.try_timeout, environ, base
     )
     description = finding.description or " ".join(described.description.split())[:_MAX_DESCRIPTION]
     public_endpoint, existing = references.replace_endpoint(chosen_id, endpoint), present.get(chosen_id)
@@ -80,14 +87,14 @@ async def run_probe(
     )
 
 
-async def _detect(target: ProbeTarget, environ: Mapping[str, str]) -> ProbeReport:
+async def _detect(target: ProbeTarget, environ: Mapping[str, str], base: Path) -> ProbeReport:
     """The probes are loaded on first use: they would make each start of a node slower."""
     name = "addresses" if target.is_address else "commands"
     probes: Any = await asyncio.to_thread(load_module, f"a2a_fabric.probing.{name}")
     report: ProbeReport
     if not target.is_address:
         report = await probes.probe_command(
-            target.argv, environ, resolve_env(target.env, environ), Path.cwd(), target.try_timeout
+            target.argv, environ, resolve_env(target.env, environ), base, target.try_timeout
         )
         return report
     http = OutboundClient()
@@ -131,11 +138,11 @@ def _build_manifest(agent_id: str, runtime: str, endpoint: dict[str, Any]) -> Ma
 
 
 async def _describe_agent(
-    manifest: Manifest, timeout: float, environ: Mapping[str, str]
+    manifest: Manifest, timeout: float, environ: Mapping[str, str], base: Path
 ) -> tuple[Manifest, str | None]:
     """The manifest with the capabilities that the agent lists, or the reason why it lists none."""
     http = OutboundClient()
-    context = RuntimeContext(http=http, base=Path.cwd(), environ=environ)
+    context = RuntimeContext(http=http, base=base, environ=environ)
     resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, environ))
     try:
         runtime = plugins.load_runtime(manifest.runtime or "").build(resolved, context)

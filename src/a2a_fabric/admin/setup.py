@@ -46,6 +46,7 @@ def build_admin(
     metrics: Metrics,
     log: RecentLog,
     environ: Mapping[str, str],
+    base: Path,
     psk: str | None,
     processes: Processes,
 ) -> Node:
@@ -59,7 +60,7 @@ def build_admin(
         jobs=jobs,
         store=store,
         store_address=store_address,
-        load_files=lambda: _load_files(files, environ, config),
+        load_files=lambda: _load_files(files, environ, base, config),
         activity=Activity(metrics),
         log=NodeLog(log, processes, lambda: node.is_stopping),
         find_breaker=runtime_pool.find_breaker,
@@ -83,11 +84,11 @@ def build_admin(
     return node
 
 
-def _load_files(files: Sequence[AgentsFile], environ: Mapping[str, str], config: Config) -> AgentFiles:
+def _load_files(files: Sequence[AgentsFile], environ: Mapping[str, str], base: Path, config: Config) -> AgentFiles:
     """Most starts of a node are not followed by a change of its files, so the module is loaded by the first use."""
     module = load_module("a2a_fabric.admin.agent_files")
     built: AgentFiles = module.AgentFiles(
-        [source.path for source in files], environ, may_run_programs=_may_run_programs(config)
+        [source.path for source in files], environ, base, may_run_programs=_may_run_programs(config)
     )
     return built
 

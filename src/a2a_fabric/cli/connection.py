@@ -40,11 +40,13 @@ def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitabl
         return asyncio.run(exchange())
 
 
-def administer(url: str | None, token: str | None, request: str, /, **arguments: Any) -> dict[str, Any]:
+def administer(
+    url: str | None, token: str | None, request: str, timeout: float | None = None, /, **arguments: Any
+) -> dict[str, Any]:
     """One request to the admin API of the node. Raises FabricError."""
 
     async def exchange() -> dict[str, Any]:
-        async with connect(url, token, _ADMIN_TIMEOUT) as node:
+        async with connect(url, token, timeout or _ADMIN_TIMEOUT) as node:
             return await node.administer(request, **arguments)
 
     return asyncio.run(exchange())

@@ -1,10 +1,11 @@
 """`a2a-fabric probe`: detect the protocol of an address or a program, and write its entry for agents.yaml.
 
+With --add, the node that runs with the file probes and writes, since the agent is to be reached from there.
+
 Secrets are replaced in the entry by references to environment variables."""
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +13,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from a2a_fabric.admin.probe import ProbeOutcome, ProbeTarget, run_probe
-from a2a_fabric.cli.node_setup import AGENTS_FILE
-from a2a_fabric.cli.options import Json, split_pairs
+from a2a_fabric.admin.agent_changes import AgentPlan, PlanArguments
+from a2a_fabric.cli.agent_editing import AgentEditing, plan_here
+from a2a_fabric.cli.options import Json, Token, Url, split_pairs
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
-from a2a_fabric.config import read_environment
-from a2a_fabric.importing.agents_yaml import add_entries
-from a2a_fabric.importing.files import read_text, replace_text
-from a2a_fabric.registry.sources.files import read_manifests
 
 _MAX_SHOWN = 20  # capabilities
 _YAML_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
@@ -31,7 +28,10 @@ def run(
         typer.Argument(metavar="URL|COMMAND...", help="An address, or a program; after -- if it has options."),
     ],
     add: Annotated[bool, typer.Option("--add", help="Add the agent to agents.yaml.")] = False,
-    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="The file to add to.")] = Path(AGENTS_FILE),
+    agents: Annotated[
+        Path | None,
+        typer.Option("--agents", metavar="FILE", help="The file to add to. Default: that of the node, or agents.yaml."),
+    ] = None,
     agent_id: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The agent's id.")] = None,
     header: Annotated[
         list[str] | None,
@@ -47,37 +47,43 @@ def run(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Add without asking.")] = False,
     as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Detect the protocol of an address or program, and add the agent.
 
-    Prints the entry for agents.yaml. A program is started as a node would start it, and always stopped.
+    Prints the entry for agents.yaml. A program is started as a node would start it, and always stopped. With --add, the
+    node that runs with the file, or that --url names, does all of this; without one, this command does.
 
     Example: a2a-fabric probe http://127.0.0.1:8001
     """
     with report_errors(as_json=as_json):
-        before = read_text(agents) or ""
-        present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
-        probe_target = ProbeTarget(
-            argv=_split_target(target),
+        request = PlanArguments(
+            source=shlex.join(_split_target(target)),
+            agent_id=agent_id,
             headers=split_pairs(header or [], str),
             env=split_pairs(env or [], str),
-            timeout=timeout,
+            timeout_seconds=timeout,
         )
-        outcome = asyncio.run(run_probe(probe_target, agent_id, present, read_environment()))
-        entries = [outcome.entry] if add and outcome.entry is not None and not outcome.is_present else []
-        after = add_entries(before, entries, str(agents))
+        editing = AgentEditing(url, token, [agents] if agents else ()) if add else None
+        plan = plan_here(request, agents) if editing is None else editing.plan(request)
+        is_written = editing is not None and bool(plan.entries) and yes
         if as_json:
-            _print_report(outcome, agents, is_added=yes and after != before)
+            if editing is not None and is_written:
+                editing.add(plan)
+            _print_report(plan, editing, is_added=is_written)
         else:
-            _print_outcome(outcome)
-        if outcome.entry is None:
+            _print_plan(plan)
+        if plan.found is None:
             raise typer.Exit(1)
-        if after != before and (yes or (not as_json and typer.confirm(f"Add it to {agents}?", default=True, err=True))):
-            replace_text(agents, after)
-            if not as_json:
-                remark(f"Added to {agents}. Check it with: a2a-fabric check")
-        elif add and outcome.is_present and not as_json:
-            remark(f"The agent is in {agents} already.")
+        if editing is None or as_json:
+            return
+        if not plan.entries:
+            remark(f"The agent is in {plan.path} already.")
+        elif yes or typer.confirm(f"Add it to {plan.path}?", default=True, err=True):
+            editing.add(plan)
+            editing.report_who_wrote(plan.path)
+            remark("Check it with: a2a-fabric check")
 
 
 def _split_target(target: list[str]) -> tuple[str, ...]:
@@ -91,54 +97,45 @@ def _split_target(target: list[str]) -> tuple[str, ...]:
     return tuple(argv)
 
 
-def _print_outcome(outcome: ProbeOutcome) -> None:
+def _print_plan(plan: AgentPlan) -> None:
     """The entry goes to stdout, so that it can be redirected to a file; everything else to stderr."""
-    attempts = outcome.report.attempts
-    remark(f"Tried {outcome.report.target}")
-    width = max((len(attempt.protocol) for attempt in attempts), default=0)
-    for attempt in attempts:
-        sign = "✓" if attempt.finding else "·"
-        remark(f"  {sign} {attempt.protocol.ljust(width)}  {attempt.outcome} ({attempt.seconds:.2f} s)")
-    if outcome.entry is None:
+    remark(f"Tried {plan.target}")
+    width = max((len(attempt["protocol"]) for attempt in plan.attempts), default=0)
+    for attempt in plan.attempts:
+        sign = "✓" if attempt["found"] else "·"
+        remark(f"  {sign} {attempt['protocol'].ljust(width)}  {attempt['outcome']} ({attempt['seconds']:.2f} s)")
+    if plan.found is None:
         remark("No protocol was recognised. docs/runtimes.md says how to describe other APIs and programs.")
         return
-    _print_capabilities(outcome)
-    print_line(yaml.safe_dump([outcome.entry], **_YAML_STYLE).rstrip("\n"))
-    for variable in outcome.variables:
+    _print_capabilities(plan)
+    print_line(yaml.safe_dump([plan.found], **_YAML_STYLE).rstrip("\n"))
+    for variable in plan.variables:
         remark(f"Set {variable.name} where the node runs ({variable.purpose}).")
 
 
-def _print_capabilities(outcome: ProbeOutcome) -> None:
-    if outcome.trouble is not None:
-        remark(f"The agent did not list its capabilities: {outcome.trouble}")
-    for capability in outcome.capabilities[:_MAX_SHOWN]:
+def _print_capabilities(plan: AgentPlan) -> None:
+    if plan.trouble is not None:
+        remark(f"The agent did not list its capabilities: {plan.trouble}")
+    for capability in plan.capabilities[:_MAX_SHOWN]:
         description = " ".join(capability.description.split())[:100]
         remark(f"  offers {capability.name}{': ' if description else ''}{description}")
-    if len(outcome.capabilities) > _MAX_SHOWN:
-        remark(f"  and {len(outcome.capabilities) - _MAX_SHOWN} more")
+    if len(plan.capabilities) > _MAX_SHOWN:
+        remark(f"  and {len(plan.capabilities) - _MAX_SHOWN} more")
     remark("")
 
 
-def _print_report(outcome: ProbeOutcome, agents: Path, *, is_added: bool) -> None:
-    attempts = [
-        {
-            "protocol": attempt.protocol,
-            "outcome": attempt.outcome,
-            "seconds": round(attempt.seconds, 3),
-            "found": bool(attempt.finding),
-        }
-        for attempt in outcome.report.attempts
-    ]
+def _print_report(plan: AgentPlan, editing: AgentEditing | None, *, is_added: bool) -> None:
     print_json(
         {
-            "ok": outcome.entry is not None,
-            "target": outcome.report.target,
-            "tried": attempts,
-            "manifest": outcome.entry,
-            "capabilities": outcome.capabilities,
-            "trouble": outcome.trouble,
-            "variables": outcome.variables,
-            "path": str(agents),
+            "ok": plan.found is not None,
+            "target": plan.target,
+            "tried": plan.attempts,
+            "manifest": plan.found,
+            "capabilities": plan.capabilities,
+            "trouble": plan.trouble,
+            "variables": plan.variables,
+            "path": plan.path,
             "added": is_added,
+            "node": None if editing is None else editing.node_url,
         }
     )

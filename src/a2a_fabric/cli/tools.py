@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
+from a2a_fabric.admin.agent_changes import AGENT_PREFIX
+from a2a_fabric.cli.agent_editing import AgentEditing
 from a2a_fabric.cli.agents import AgentId
 from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
-from a2a_fabric.cli.node_setup import plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url, Wide
 from a2a_fabric.cli.output import clip_text, print_json, print_line, remark, report_errors
 from a2a_fabric.cli.tables import print_table
 from a2a_fabric.cli.tool_approval import ToolApproval
-from a2a_fabric.config import read_environment
-from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
-from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, suggest_for_pattern
-from a2a_fabric.importing.agents_yaml import set_excluded_tools
-from a2a_fabric.importing.files import read_text, replace_text
-from a2a_fabric.registry.sources.files import read_manifests
-from a2a_fabric.registry.tool_choice import is_listed, matches_any
 
-_AGENT_PREFIX = "agent."  # of an agent's tool in lists for programs
 _MAX_DESCRIPTION = 100  # characters in a list
 
 ToolPattern = Annotated[str, typer.Argument(metavar="AGENT.TOOL", help="The tool may hold `*` and `?`.")]
@@ -58,7 +50,7 @@ def list_tools(
 
 def _build_tool_row(tool: dict[str, Any], wide: bool) -> tuple[str, ...]:
     """An agent's tool is named as `tools disable` and views name it."""
-    name = tool["tool_id"].removeprefix(_AGENT_PREFIX) if tool["provider"] == "agent" else tool["tool_id"]
+    name = tool["tool_id"].removeprefix(AGENT_PREFIX) if tool["provider"] == "agent" else tool["tool_id"]
     description = tool["description"] if wide else clip_text(tool["description"], _MAX_DESCRIPTION)
     state = "changed" if tool.get("changed_since_approval") else "on" if tool["enabled"] else "off"
     return name, state, tool["side_effects"] or "", description
@@ -74,24 +66,13 @@ def disable_tools(
 ) -> None:
     """Leave tools of an agent out: they are neither listed nor called.
 
-    Adds the pattern to `tools.exclude` in the agents file. A running node notices at once and tells its clients.
-    Undo it with: a2a-fabric tools enable AGENT.TOOL
+    Adds the pattern to `tools.exclude` in the agents file: through the node that runs with it, which tells its clients,
+    or in the file itself if none runs. Undo it with: a2a-fabric tools enable AGENT.TOOL
 
     Example: a2a-fabric tools disable 'github.delete_*'
     """
     with report_errors(as_json=as_json):
-        path, manifest, pattern = _find_agent_of(tool, config, [*map(Path, agents or ())])
-        known = _list_known_tools(manifest.agent_id, url, token)
-        matched = [name for name in known or () if matches_any(name, (pattern,))]
-        excluded = (manifest.tools or ToolChoice()).exclude
-        if normalize_name(pattern) in map(normalize_name, excluded):
-            remark(f"{tool} is disabled already.")
-        elif known and not matched:
-            suggestion = suggest_for_pattern(pattern, known)
-            raise BadInput(f"No tool of '{manifest.agent_id}' matches '{pattern}', so nothing was changed{suggestion}")
-        else:
-            _write_excluded(path, manifest.agent_id, (*excluded, pattern))
-        _report_edit(path, manifest.agent_id, "disabled", pattern, matched, is_known=known is not None, as_json=as_json)
+        _switch(AgentEditing(url, token, agents or (), config), tool, on=False, as_json=as_json)
 
 
 def enable_tools(
@@ -99,6 +80,8 @@ def enable_tools(
     config: ConfigFile = None,
     agents: AgentsFiles = None,
     as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """List tools again that were disabled.
 
@@ -107,21 +90,26 @@ def enable_tools(
     Example: a2a-fabric tools enable 'github.delete_*'
     """
     with report_errors(as_json=as_json):
-        path, manifest, pattern = _find_agent_of(tool, config, [*map(Path, agents or ())])
-        excluded = (manifest.tools or ToolChoice()).exclude
-        kept = [each for each in excluded if normalize_name(each) != normalize_name(pattern)]
-        if covering := [each for each in kept if matches_any(pattern, (each,))]:
-            raise BadInput(
-                f"'{pattern}' is left out by '{covering[0]}', so nothing was changed: enable that pattern, then "
-                "disable the tools that you do not want"
-            )
-        if len(kept) == len(excluded):
-            remark(f"{tool} was not disabled. '{manifest.agent_id}' leaves out: {', '.join(excluded) or 'nothing'}")
-        else:
-            _write_excluded(path, manifest.agent_id, kept)
-        if manifest.tools is not None and manifest.tools.include is not None and not is_listed(manifest.tools, pattern):
-            remark(f"`tools.include` of '{manifest.agent_id}' lists other tools only, so {tool} stays left out.")
-        _report_edit(path, manifest.agent_id, "enabled", pattern, [], is_known=True, as_json=as_json)
+        _switch(AgentEditing(url, token, agents or (), config), tool, on=True, as_json=as_json)
+
+
+def _switch(editing: AgentEditing, tool: str, *, on: bool, as_json: bool) -> None:
+    """Raises FabricError."""
+    agent_id, pattern, switched = editing.switch_tool(tool, on=on)
+    what = "enabled" if on else "disabled"
+    matched = [] if on else list(switched.matched or ())
+    if as_json:
+        page = {"agent_id": agent_id, what: pattern, "matched": matched, "file": switched.path}
+        print_json({**page, "changed": switched.is_changed, "node": editing.node_url})
+        return
+    for each in switched.remarks:
+        remark(each)
+    if not switched.is_changed:
+        return
+    print_line(f"{what}: {', '.join(f'{agent_id}.{name}' for name in matched or [pattern])}")
+    editing.report_who_wrote(switched.path)
+    if switched.matched is None and not on:
+        remark("Without a node it is not known which tools match.")
 
 
 def show_changes(
@@ -186,62 +174,6 @@ def approve_tools(
         print_line(f"Approved: {', '.join(page['approved'])}")
     else:
         remark("No changed tool matches, so there was nothing to approve.")
-
-
-def _find_agent_of(tool: str, config: Path | None, agents: list[Path] | None) -> tuple[Path, Manifest, str]:
-    """The file and the agent of AGENT.TOOL, and the pattern. Raises AgentNotFound, BadInput, ConfigError."""
-    setup = plan_setup(config, agents or [], None, read_environment())
-    candidates = [(path, manifest) for path in setup.manifest_files for manifest in read_manifests(path)]
-    found = [each for each in candidates if tool.startswith(f"{each[1].agent_id}.")]
-    if not found and tool.startswith(_AGENT_PREFIX):
-        return _find_agent_of(tool.removeprefix(_AGENT_PREFIX), config, agents)
-    if not found:
-        if "." not in tool:
-            raise BadInput(f"'{tool}' is not AGENT.TOOL, for example github.delete_repo")
-        raise AgentNotFound(tool.partition(".")[0], [manifest.agent_id for _, manifest in candidates])
-    path, manifest = max(found, key=lambda each: len(each[1].agent_id))
-    pattern = tool[len(manifest.agent_id) + 1 :]
-    if not pattern:
-        raise BadInput(f"'{tool}' names no tool; all of them are {manifest.agent_id}.*")
-    return path, manifest, pattern
-
-
-def _list_known_tools(agent_id: str, url: str | None, token: str | None) -> list[str] | None:
-    """The tools of the agent at the running node; None if no node answers."""
-    try:
-        described = _describe_agent(agent_id, url, token)
-    except FabricError:
-        return None
-    return [capability["name"] for capability in described.get("capabilities", [])]
-
-
-def _describe_agent(agent_id: str, url: str | None, token: str | None) -> dict[str, Any]:
-    """Raises FabricError."""
-
-    async def exchange() -> dict[str, Any]:
-        async with connect(url, token, 5.0) as node:
-            return await node.describe(agent_id)
-
-    return asyncio.run(exchange())
-
-
-def _write_excluded(path: Path, agent_id: str, patterns: Sequence[str]) -> None:
-    text = read_text(path) or ""
-    replace_text(path, set_excluded_tools(text, agent_id, patterns, str(path)))
-
-
-def _report_edit(
-    path: Path, agent_id: str, what: str, pattern: str, matched: list[str], *, is_known: bool, as_json: bool
-) -> None:
-    if as_json:
-        print_json({"agent_id": agent_id, what: pattern, "matched": matched, "file": str(path)})
-        return
-    if matched:
-        print_line(f"{what}: {', '.join(f'{agent_id}.{name}' for name in matched)}")
-    else:
-        print_line(f"{what}: {agent_id}.{pattern}")
-    if not is_known:
-        remark(f"No node answers, so it is not known which tools match. {path} takes effect when a node reads it.")
 
 
 def _render_change(agent_id: str, change: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,21 +181,43 @@ def build_entries(
     parsed_files: Sequence[ParsedServers], present: Mapping[str, Manifest], references: References
 ) -> ImportResult:
     """Entries for the servers that are not present yet."""
-    entries: dict[str, dict[str, Any]] = {}
-    remarks = [remark for each in parsed_files for remark in each.remarks]
-    for server in (server for each in parsed_files for server in each.servers):
-        base_id = to_agent_id(server.name)
-        endpoint = _build_endpoint(server, base_id, references)
-        if _is_present(endpoint, base_id, present, entries):
-            remarks.append(f"{server.name}: skipped, it is present already")
+    named_entries = [
+        (server.name, _build_entry(server, references)) for each in parsed_files for server in each.servers
+    ]
+    entries, remarks = _keep_new(named_entries, present)
+    remarks = (*(remark for each in parsed_files for remark in each.remarks), *remarks)
+    variables = keep_used_variables(references.variables.values(), entries)
+    return ImportResult(entries=entries, variables=variables, remarks=remarks)
+
+
+def keep_new_entries(entries: Sequence[dict[str, Any]], present: Mapping[str, Manifest]) -> ImportResult:
+    """Those of the entries that are not present yet, under ids that are free, and remarks on the others."""
+    kept, remarks = _keep_new([(entry["agent_id"], entry) for entry in entries], present)
+    return ImportResult(entries=kept, remarks=remarks)
+
+
+def _keep_new(
+    named_entries: Iterable[tuple[str, dict[str, Any]]], present: Mapping[str, Manifest]
+) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """`named_entries` have the names that remarks use."""
+    kept: dict[str, dict[str, Any]] = {}
+    remarks: list[str] = []
+    for name, entry in named_entries:
+        if _is_present(entry["endpoint"], entry["agent_id"], present, kept):
+            remarks.append(f"{name}: skipped, it is present already")
             continue
-        agent_id = make_unique(base_id, present.keys() | entries.keys())
-        if agent_id != server.name:
-            remarks.append(f"{server.name}: becomes agent '{agent_id}'")
-        entries[agent_id] = _build_entry(agent_id, server, endpoint)
-    used_names = _find_variable_names(entries.values())
-    variables = tuple(each for each in references.variables.values() if each.name in used_names)
-    return ImportResult(entries=tuple(entries.values()), variables=variables, remarks=tuple(remarks))
+        agent_id = make_unique(entry["agent_id"], present.keys() | kept.keys())
+        if agent_id != name:
+            remarks.append(f"{name}: becomes agent '{agent_id}'")
+        kept[agent_id] = {**entry, "agent_id": agent_id}
+    return tuple(kept.values()), tuple(remarks)
+
+
+def keep_used_variables(variables: Iterable[Variable], entries: Iterable[dict[str, Any]]) -> tuple[Variable, ...]:
+    """Those of the variables to which the entries refer."""
+    text = msgspec.json.encode(list(entries)).decode()
+    names = set(re.findall(r'"env:([A-Z0-9_a-z]+)"', text))
+    return tuple(each for each in variables if each.name in names)
 
 
 def find_present(parsed: ParsedServers, present: Mapping[str, Manifest]) -> list[str]:
@@ -231,11 +253,13 @@ def _build_endpoint(server: ClientServer, agent_id: str, references: References)
     return references.replace_endpoint(agent_id, {name: value for name, value in endpoint.items() if value})
 
 
-def _build_entry(agent_id: str, server: ClientServer, endpoint: dict[str, Any]) -> dict[str, Any]:
+def _build_entry(server: ClientServer, references: References) -> dict[str, Any]:
+    """Under the id that the server has if no agent has it yet."""
+    agent_id = to_agent_id(server.name)
     entry: dict[str, Any] = {"agent_id": agent_id, "runtime": "mcp"}
     if server.description:
         entry["description"] = server.description
-    return {**entry, "endpoint": endpoint}
+    return {**entry, "endpoint": _build_endpoint(server, agent_id, references)}
 
 
 def _is_present(
@@ -249,12 +273,6 @@ def _is_present(
     existing = [(each.agent_id, each.endpoint) for each in present.values()]
     existing += [(agent_id, entry["endpoint"]) for agent_id, entry in entries.items()]
     return any(is_same_id(agent_id) and existing_endpoint == endpoint for agent_id, existing_endpoint in existing)
-
-
-def _find_variable_names(entries: Any) -> set[str]:
-    """The names of the variables to which these entries refer."""
-    text = msgspec.json.encode(list(entries)).decode()
-    return set(re.findall(r'"env:([A-Z0-9_a-z]+)"', text))
 
 
 class ImportedServers:
