@@ -1,4 +1,4 @@
-"""What is taken for JSON, and how deep it may be nested: the same at every door."""
+"""What is taken for JSON, how deep it may be nested, and which numbers it may hold: the same at every door."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from a2a_fabric.core.limits import MAX_JSON_DEPTH, is_too_deep
+from a2a_fabric.core.json_text import MAX_EXTREME_NUMBERS, MAX_JSON_DEPTH, decode_json_text, find_json_problem
 from a2a_fabric.doors.edge import may_be_json
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize
@@ -83,6 +84,34 @@ async def test_json_of_an_allowed_depth_is_no_fault_of_the_node(node: Node, path
         assert b"nested" not in reply.body
 
 
+def numbers(count: int, body: dict[str, Any], number: str = "1e300") -> bytes:
+    return json.dumps(body).replace(f'"{HERE}"', f"[{','.join([number] * count)}]").encode()
+
+
+@on_a_node
+@pytest.mark.parametrize("path", BODIES)
+async def test_thousands_of_numbers_that_are_slow_to_read_are_refused(node: Node, path: str) -> None:
+    """4 MB of `1e300` would stop the event loop for seconds."""
+    for number in ("1e300", "1E+299", "4e-320", "0.00001e0000303"):
+        body = numbers(MAX_EXTREME_NUMBERS + 1, BODIES[path], number)
+        reply = await node.send("POST", path, data=body, headers=HEADERS)
+        assert reply.status == (200 if path in RPC_IN_200 else 400), reply.body
+        assert b"slow to read" in reply.body
+    for count, number in ((MAX_EXTREME_NUMBERS, "1e300"), (5 * MAX_EXTREME_NUMBERS, "1.5e-05")):
+        reply = await node.send("POST", path, data=numbers(count, BODIES[path], number), headers=HEADERS)
+        assert reply.status < 500
+        assert b"slow to read" not in reply.body
+
+
+def test_numbers_are_counted_outside_of_strings_and_after_an_e_only() -> None:
+    many = 5 * MAX_EXTREME_NUMBERS
+    for harmless in ('"9e300"', '"\\"1e300"', "1e100", "1e-0005", '{"1e300":1}', "1300300300"):
+        assert find_json_problem(f"[{','.join([harmless] * many)}]".encode()) is None
+    assert find_json_problem(b"1e300," * many) is None, "it is no JSON"
+    with pytest.raises(msgspec.DecodeError, match="slow to read"):
+        decode_json_text(f"[{','.join(['1e300'] * many)}]")
+
+
 @on_a_node
 @pytest.mark.parametrize("path", ["/mcp/call", "/mcp/ws"])
 async def test_over_a_socket_too(node: Node, path: str) -> None:
@@ -95,6 +124,8 @@ async def test_over_a_socket_too(node: Node, path: str) -> None:
         for depth in DEPTHS:
             await socket.send(nested(depth, {**body, "id": 7}).decode())
             assert "nested" in str(await socket.recv())
+        await socket.send(numbers(MAX_EXTREME_NUMBERS + 1, {**body, "id": 7}).decode())
+        assert "slow to read" in str(await socket.recv())
         if path == "/mcp/ws":
             await socket.send(json.dumps(initialize()))
             assert json.loads(await socket.recv())["result"]
@@ -129,6 +160,6 @@ def test_depth_is_counted_outside_of_strings(opening: str, closing: str) -> None
     inner = max(opening.count("[") - opening.count('"['), opening.count("{")) if opening[0] == "[" else 1
     for depth in (1, MAX_JSON_DEPTH - inner, MAX_JSON_DEPTH + 1, 10_000):
         text = opening * depth + "1" + closing * depth
-        assert is_too_deep(text.encode()) == (depth > MAX_JSON_DEPTH)
-    assert not is_too_deep(json.dumps(["[{" * 1000, {"x": '"[' * 1000}] * 50).encode())
-    assert not is_too_deep(json.dumps([{"a": [{}]}] * 10_000).encode())
+        assert bool(find_json_problem(text.encode())) == (depth > MAX_JSON_DEPTH)
+    assert not find_json_problem(json.dumps(["[{" * 1000, {"x": '"[' * 1000}] * 50).encode())
+    assert not find_json_problem(json.dumps([{"a": [{}]}] * 10_000).encode())

@@ -292,6 +292,19 @@ async def nested(x: Exchange) -> None:
     await x.reply(b"[" * 100_000)
 
 
+SLOW_NUMBERS = b"[" + b"1e300," * 2000 + b"1]"
+
+
+async def slow_numbers(x: Exchange) -> None:
+    """Numbers that take a decoder a hundred times as long as others."""
+    await x.reply(SLOW_NUMBERS)
+
+
+async def slow_numbers_event(x: Exchange) -> None:
+    await x.open_stream()
+    await x.send(b"data: " + SLOW_NUMBERS + b"\n\n")
+
+
 # other people's APIs
 
 

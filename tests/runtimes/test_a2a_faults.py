@@ -204,6 +204,7 @@ FAULTS: list[tuple[str, type[FabricError], str | None]] = [
     ("not_http", UpstreamInterrupted, None),
     ("nested", UpstreamFailed, "is not JSON"),
     ("huge", UpstreamRefused, "larger than"),
+    ("slow_numbers", UpstreamRefused, "slow to read"),
 ]
 
 
@@ -224,6 +225,7 @@ async def test_a_broken_agent_is_an_error_that_says_what_broke(
         ("garbage_events", UpstreamFailed, "is not JSON"),
         ("endless", UpstreamRefused, "larger than this node accepts"),
         ("huge_event", UpstreamRefused, "larger than"),
+        ("slow_numbers_event", UpstreamRefused, "slow to read"),
         ("mute", UpstreamInterrupted, "before its answer"),
         ("forgetful", UpstreamInterrupted, "no longer knows"),
         ("failing_stream", UpstreamRefused, "I broke"),

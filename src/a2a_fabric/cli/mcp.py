@@ -28,7 +28,7 @@ from a2a_fabric.config import DEFAULT_LISTEN, read_environment
 from a2a_fabric.connecting.clients import TOKEN_VARIABLE
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.core.propagation import (
     DELEGATION_VARIABLE,
     TRACE_VARIABLE,
@@ -268,7 +268,7 @@ class StdioChannel:
         return True
 
     def _note_request(self, line: bytes) -> None:
-        if is_too_deep(line):  # refused unread, so its reply has no id
+        if find_json_problem(line):  # refused unread, so its reply has no id
             return
         message = _decode_message(line)
         if message.method == "notifications/cancelled":  # the request gets no reply

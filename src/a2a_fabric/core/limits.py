@@ -1,24 +1,18 @@
-"""Limits of what callers use and send: fair shares of what they hold at a time, token buckets, the depth of JSON.
+"""Limits of what callers use and send: fair shares of what they hold at a time, and token buckets.
 
 One rule holds for calls, streams, subscriptions and threads: a caller may hold at most a fixed multiple of what is
 still free. A single caller gets `share` of the whole (three quarters by default), the next one the same share of the
 rest, and so on. So no caller, and no small group of callers, can use up everything.
 
 A principal is one caller, whichever connections and doors it uses. Callers without an identity count as one caller
-together. Only callers that hold something, and those that acted last, are remembered.
-
-How deep a JSON text is nested is measured before anything parses it: decoders, validators and encoders recurse once
-per level, in this program and in agents, and each fails at a depth of its own, some of them in the middle of a call.
-One limit at the doors is clearer."""
+together. Only callers that hold something, and those that acted last, are remembered."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Protocol
 from weakref import WeakSet
 
@@ -238,36 +232,3 @@ class TokenBuckets:
 def share_to_multiple(share: float) -> float:
     """How many times what is free a caller may hold, so that alone it holds `share` of everything."""
     return share / (1 - share) if share < 1 else _UNLIMITED
-
-
-MAX_JSON_DEPTH = 128  # far more than people write, far less than any decoder or agent fails at
-
-JSON_TOO_DEEP = f"The JSON is nested more than {MAX_JSON_DEPTH} levels deep"
-
-SHALLOW = 2 * MAX_JSON_DEPTH  # bytes; a shorter body cannot be too deep and needs no check
-
-_TOO_DEEP = b"[" * (MAX_JSON_DEPTH + 1)
-_BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NON_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
-_PASSES = 4
-_DEPTH_CHANGES = {ord("["): 1, ord("]"): -1, ord('"'): 0}  # a quote remains in a body that is not JSON
-_STRING = re.compile(rb'"[^"]*"')
-
-
-def is_too_deep(body: bytes) -> bool:
-    """Whether objects and lists are nested deeper than `MAX_JSON_DEPTH`; a guess for a body that is not JSON.
-
-    Nearly all bodies are too short or have too few brackets, which is quickly seen. From the others, strings are
-    removed, then pairs of brackets with nothing between them, which are most of a large body; each such pass
-    makes the rest one level less deep.
-    """
-    if len(body) <= SHALLOW or body.count(b"{") + body.count(b"[") <= MAX_JSON_DEPTH:
-        return False
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = _STRING.sub(b"", body.translate(_BRACES_TO_BRACKETS, _NON_STRUCTURE).replace(b'""', b""))
-    for _ in range(_PASSES):
-        if _TOO_DEEP in brackets:
-            return True
-        brackets = brackets.replace(b"[]", b"")
-    return max(accumulate(map(_DEPTH_CHANGES.__getitem__, brackets)), default=0) > MAX_JSON_DEPTH - _PASSES

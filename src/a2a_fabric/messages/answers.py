@@ -9,6 +9,7 @@ import msgspec
 
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.result import Answer, Part, Question, Questions
 from a2a_fabric.messages.delivery import input_from_parts
 
@@ -72,6 +73,6 @@ def _convert_text(kind: Any, text: str) -> Any:
     if kind not in _SCALAR_TYPES:
         return text
     try:
-        return msgspec.json.decode(text.strip().encode())
+        return decode_json_text(text.strip())
     except msgspec.DecodeError:
         return text

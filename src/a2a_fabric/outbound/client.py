@@ -23,11 +23,19 @@ from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.outbound.connection import Connection, HTTPStreamedReply, ReplyHead
 from a2a_fabric.outbound.guard import Guard, Url, look_up_addresses, parse_url
 from a2a_fabric.outbound.headers import TOKEN, render_headers
-from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPReply, Interrupted, StreamedReply
+from a2a_fabric.outbound.port import (
+    ConnectFailed,
+    DeadlineExceeded,
+    HTTPReply,
+    Interrupted,
+    ReplyTooLarge,
+    StreamedReply,
+)
 
 
 def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: bool) -> ssl.SSLContext:
@@ -436,6 +444,8 @@ class OutboundClient:
             connection.abandon(waiter)
             del waiter  # it holds the error, whose traceback holds this frame: a reference cycle
             raise
+        if len(reply.body) > LONG and (problem := find_number_problem(reply.body)):
+            raise ReplyTooLarge(problem)
         return reply
 
     def stream(

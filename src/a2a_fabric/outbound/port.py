@@ -33,7 +33,7 @@ class DeadlineExceeded(OutboundError):
 
 
 class ReplyTooLarge(OutboundError):
-    """The reply is larger than the caller's limit; it was dropped."""
+    """The reply is larger than the caller's limit, or would take too long to decode; it was dropped."""
 
 
 class HTTPReply(msgspec.Struct, frozen=True):

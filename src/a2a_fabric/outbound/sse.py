@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
+from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.outbound.port import ReplyTooLarge
 
 _DATA_FIELD = b"data"
@@ -35,7 +36,7 @@ class SSEParser:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self._max_plain_line = min(limit, LONG) + len(b"data: ")
         self._splitter = _LineSplitter()
         self._buffer = _EventBuffer(limit)
         self._is_between_events = False  # nothing is pending, and the last event had no name
@@ -61,7 +62,7 @@ class SSEParser:
             lines = chunk.splitlines()
             if len(lines) == 2 and not lines[1] and chunk[-1] == _LINE_FEED:
                 line = lines[0]
-                if line[:6] == b"data: " and len(line) - 6 <= self._limit:
+                if line[:6] == b"data: " and len(line) <= self._max_plain_line:
                     return (line[6:],)
         self._is_between_events = False
         return self._parse_chunk(chunk)
@@ -161,6 +162,8 @@ class _EventBuffer:
         data = b"\n".join(self._data)
         self._data.clear()
         self._size = 0
+        if problem := find_number_problem(data):
+            raise ReplyTooLarge(problem)
         return data
 
     def _too_large(self) -> ReplyTooLarge:

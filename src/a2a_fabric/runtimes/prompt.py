@@ -14,6 +14,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import ATTACHMENTS, Call, bind_arguments, result_from_parts
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.result import Answer, Answers, Part, Question, Result
 
 DEFAULT_CAPABILITY = "ask"  # the one capability of an agent that declares none
@@ -52,7 +53,7 @@ def find_json_object(text: str, capability: Capability | None) -> tuple[dict[str
         return None, ()
     for candidate in (text, *_extract_fenced(text)):
         try:
-            value = msgspec.json.decode(candidate)
+            value = decode_json_text(candidate)
         except (msgspec.DecodeError, RecursionError):
             continue
         if isinstance(value, dict):

@@ -31,6 +31,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     translated,
 )
+from a2a_fabric.core.json_text import find_number_problem
 from a2a_fabric.core.result import Part
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -158,7 +159,10 @@ async def read_bounded(reply: StreamedReply, limit: int) -> bytes:
         body += chunk
         if len(body) > limit:
             raise ReplyTooLarge(f"the reply is larger than {limit} bytes")
-    return bytes(body)
+    whole = bytes(body)
+    if problem := find_number_problem(whole):
+        raise ReplyTooLarge(problem)
+    return whole
 
 
 def decode_json(body: bytes) -> Any:

@@ -387,11 +387,11 @@ def _measure_subschema_work(value: dict[str, Any]) -> tuple[int, int]:
     return work, sum(map(measure_pattern_work, patterns))
 
 
-def count_values(value: Any) -> int:
-    """The number of JSON values in a value, itself included."""
+def count_values(value: Any, most: int = MAX_SCHEMA_BYTES) -> int:
+    """The number of JSON values in a value, itself included. Counting stops beyond `most`."""
     count = 0
     todo = [value]
-    while todo:
+    while todo and count <= most:
         each = todo.pop()
         count += 1
         if isinstance(each, dict):

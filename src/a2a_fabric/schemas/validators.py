@@ -73,8 +73,12 @@ class ArgumentCheck:
         return None
 
     def _can_explain(self, arguments: Any) -> bool:
+        most_values = 10 * INLINE_WORK // _ERROR_WORK
+        count = count_values(arguments, most_values)
+        if count > most_values:
+            return False  # before its depth is measured: there may be a million of them
         _, depth = measure(arguments, _NO_BYTE_LIMIT, MAX_ARGUMENT_DEPTH)
-        return self.cost.work_at(depth) * _ERROR_WORK * count_values(arguments) <= 10 * INLINE_WORK
+        return self.cost.work_at(depth) * count <= most_values
 
 
 def compile_schema(schema: dict[str, Any]) -> ArgumentCheck:

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Match
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.doors.a2a.cards import GATEWAY_PATH
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, protocol_error_from
 from a2a_fabric.doors.a2a.operations import A2ADoorState
@@ -34,7 +34,6 @@ from a2a_fabric.doors.a2a.requests import (
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
-    JSON_TOO_DEEP,
     CycleEndpoint,
     DoorEdge,
     DoorError,
@@ -278,8 +277,8 @@ class _A2ARequestCycle(RequestCycle):
     async def answer(self, body: bytes) -> HttpReply | EventStream:
         if self._path.kind == "card":
             return await self._answer_card()
-        if is_too_deep(body):
-            raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
+        if problem := find_json_problem(body):
+            raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {problem}")
         self._extensions = self._context.extensions
         if self._path.kind == "rpc":
             frame = _decode_frame(body)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import msgspec
 
 from a2a_fabric.core.errors import FabricError, suggest_nearest
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.core.propagation import Trace, new_trace
 from a2a_fabric.doors.directory import jsonrpc
 from a2a_fabric.doors.directory.agents import (
@@ -45,7 +45,6 @@ from a2a_fabric.doors.directory.tasks import (
     DirectoryTasks,
 )
 from a2a_fabric.doors.edge import (
-    JSON_TOO_DEEP,
     CycleEndpoint,
     DoorEdge,
     DoorError,
@@ -207,8 +206,8 @@ class _DirectoryRequestCycle(RequestCycle):
         if self.method == "GET" and self._route.method_of_get is not None:
             params = {**_params_from_query(self.scope.get("query_string", b"")), **self._route.params_of_get}
             return (jsonrpc.build_bare_request(self._route.method_of_get, params),), False
-        if is_too_deep(body):
-            raise DirectoryProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}")
+        if problem := find_json_problem(body):
+            raise DirectoryProtocolError(PARSE_ERROR, f"Parse error: {problem}")
         return jsonrpc.parse_payload(body, self._route.method, self._state.max_batch)
 
     async def _answer_one(self, rpc_request: DirectoryRpcRequest) -> HttpReply | EventStream:

@@ -13,9 +13,8 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.doors.discovery.catalog import CatalogNode, build_agent_entries
-from a2a_fabric.doors.edge import JSON_TOO_DEEP
 
 _ALIASES = {"q": "query", "text": "query", "tags": "tag", "capabilities": "capability"}
 _LIST_ARGUMENTS = frozenset({"tag", "capability"})
@@ -82,8 +81,8 @@ EMPTY_RESULT: dict[str, Any] = {"results": [], "count": 0, "total": 0, "cursor":
 
 def parse_body(body: bytes) -> dict[str, Any] | RegistrySearch:
     """Raises BadInput."""
-    if is_too_deep(body):
-        raise BadInput(f"The body is no search: {JSON_TOO_DEEP}")
+    if problem := find_json_problem(body):
+        raise BadInput(f"The body is no search: {problem}")
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         if isinstance(fields.get("query"), dict):

@@ -2,7 +2,6 @@
 
 A door keeps three things: how a request becomes an operation, how a result becomes bytes, and its error table."""
 
-from a2a_fabric.core.limits import JSON_TOO_DEEP as JSON_TOO_DEEP
 from a2a_fabric.doors.edge.cycle import EVENT_STREAM_HEADERS as EVENT_STREAM_HEADERS
 from a2a_fabric.doors.edge.cycle import JSON_ENCODE_ERRORS as JSON_ENCODE_ERRORS
 from a2a_fabric.doors.edge.cycle import JSON_MEDIA_TYPE as JSON_MEDIA_TYPE
@@ -41,7 +40,7 @@ from a2a_fabric.doors.edge.request import ClientDisconnected as ClientDisconnect
 from a2a_fabric.doors.edge.request import RequestHead as RequestHead
 from a2a_fabric.doors.edge.request import Shortcut as Shortcut
 from a2a_fabric.doors.edge.request import base_url_for as base_url_for
-from a2a_fabric.doors.edge.request import check_json_depth as check_json_depth
+from a2a_fabric.doors.edge.request import check_json as check_json
 from a2a_fabric.doors.edge.request import head_from_scope as head_from_scope
 from a2a_fabric.doors.edge.request import may_be_json as may_be_json
 from a2a_fabric.doors.edge.request import read_body as read_body

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
-from a2a_fabric.core.limits import JSON_TOO_DEEP, is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.core.policy import ALL_SCOPES
 from a2a_fabric.core.propagation import (
     DELEGATION_HEADER_BYTES,
@@ -209,10 +209,10 @@ def may_be_json(content_type: str | None) -> bool:
     return bool(kind) and (subtype == "json" or subtype.endswith("+json")) and not _SEPARATORS.intersection(media_type)
 
 
-def check_json_depth(body: bytes) -> None:
+def check_json(body: bytes) -> None:
     """Call this before decoding a body. Raises BadInput."""
-    if is_too_deep(body):
-        raise BadInput(JSON_TOO_DEEP)
+    if problem := find_json_problem(body):
+        raise BadInput(problem)
 
 
 def check_content_length(head: RequestHead, limit: int) -> None:

@@ -18,7 +18,7 @@ from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.result import Result, format_timestamp
 from a2a_fabric.doors.context import Door, DoorContext, Receive, Send
-from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json_depth
+from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json
 from a2a_fabric.doors.fabric.described import describe
 from a2a_fabric.doors.fabric.http import (
     ErrorFormat,
@@ -66,7 +66,7 @@ class FabricPageCycle(FabricCycle):
         return Principal() if self.operation == _HEALTH_PATH else super().identify()
 
     async def answer(self, body: bytes) -> HttpReply:
-        check_json_depth(body)
+        check_json(body)
         self.body = body
         return await self._handler(self)
 

@@ -18,14 +18,13 @@ import msgspec
 from a2a_fabric.core import errors
 from a2a_fabric.core.call import DELIVERED, ignore_event
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.json_text import SHORT, find_json_problem
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import EVENT_KINDS, Event, Result
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import (
     EVENT_STREAM_HEADERS,
     JSON_ENCODE_ERRORS,
-    JSON_TOO_DEEP,
     KEEPALIVE,
     QUIET_HEAD_DELAY,
     SHORTCUT_KEY,
@@ -376,8 +375,8 @@ class FabricCallCycle(FabricCycle):
             raise UnsupportedContentType(wrong_type)
 
     def _parse_request(self, body: bytes) -> PreparedOperation:
-        if len(body) > SHALLOW and is_too_deep(body):
-            raise RefusedRequest(JSON_TOO_DEEP)
+        if len(body) > SHORT and (problem := find_json_problem(body)):
+            raise RefusedRequest(problem)
         try:
             request = _decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:

@@ -16,13 +16,12 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.core.propagation import MaybeChain, Trace, current_trace, new_trace
 from a2a_fabric.core.recording import note_transport
 from a2a_fabric.core.result import Event, Result
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
-    JSON_TOO_DEEP,
     build_error_headers,
     client_address,
     head_from_scope,
@@ -79,8 +78,8 @@ class FabricWebSocketEndpoint:
                 return
             raw = message.get("text") or message.get("bytes") or b""
             try:
-                if is_too_deep(raw.encode() if isinstance(raw, str) else raw):
-                    raise RecursionError(JSON_TOO_DEEP)
+                if problem := find_json_problem(raw.encode() if isinstance(raw, str) else raw):
+                    raise msgspec.DecodeError(problem)
                 request = self._decoder.decode(raw)
             except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
                 error = BadInput(f"The message is not a Fabric call: {exc}"[:300])

@@ -24,7 +24,7 @@ from msgspec import UNSET, Raw, field
 
 from a2a_fabric.core.call import Call, Emit, Principal, ignore_event
 from a2a_fabric.core.errors import FabricError, OutOfScope
-from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.json_text import SHORT, find_json_problem
 from a2a_fabric.core.propagation import (
     DELEGATION_META_KEY,
     MANDATE_META_KEY,
@@ -72,7 +72,8 @@ _MAX_ENVELOPE = 4096  # bytes; the SDK checks each request of a client that says
 _NULL = b"null"
 _OBJECT_OR_NULL = (b"{", b"n")  # first bytes of arguments
 _CALLED_TOOL = "mcp: called"  # what `_find_tool_name` has found, in what is derived from a head
-_SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
+_SHORT_ARGUMENTS = SHORT - 8  # they are not the outermost object
+_LONG_BODY = 4096  # bytes; a longer one is looked at before anything is decoded
 _encode = msgspec.json.Encoder().encode
 
 
@@ -206,6 +207,8 @@ class FastPath:
             name = _find_tool_name(head, scope)
         if not name:
             return None
+        if len(body) > _LONG_BODY and find_json_problem(body):
+            return None  # the slow path reports the error
         try:
             request = self._whole_call_decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -224,8 +227,10 @@ class FastPath:
         ):
             return None
         # Only arguments and answers are walked through later; short ones cannot be nested too deep.
-        if (len(arguments) > _SHALLOW or params.input_responses is not None) and is_too_deep(body):
-            return None  # the slow path reports the error
+        if (len(arguments) > _SHORT_ARGUMENTS or params.input_responses is not None) and (
+            len(body) <= _LONG_BODY and find_json_problem(body)
+        ):
+            return None
         if (
             plain_calls is None
             or head.has_journey
@@ -281,7 +286,12 @@ class FastPath:
 
     def parse_session_call(self, scope: Any, head: RequestHead, body: bytes) -> SessionCall | None:
         """A plain call in a session, decoded only once. None for a request that has to be looked at more closely."""
-        if SESSION_HEADER_BYTES not in head or scope["method"] != "POST" or not fits_both(head) or is_too_deep(body):
+        if (
+            SESSION_HEADER_BYTES not in head
+            or scope["method"] != "POST"
+            or not fits_both(head)
+            or find_json_problem(body)
+        ):
             return None
         try:
             call = self._whole_session_call_decoder.decode(body)

@@ -31,7 +31,7 @@ from a2a_fabric.doors.edge import (
     HttpReply,
     RequestCycle,
     bad_input_from,
-    check_json_depth,
+    check_json,
     compute_etag,
     find_http_status,
     to_encodable_text,
@@ -241,7 +241,7 @@ class _RestRequestCycle(RestCycle):
 
 
 def _parse_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    check_json_depth(body)
+    check_json(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as exc:

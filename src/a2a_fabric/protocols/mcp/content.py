@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from a2a_fabric.core.call import KIND_KEY, Call, part_kind_from_mime_type
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.result import PART_KINDS, OriginalMessage, Part, PartKind, Result
 from a2a_fabric.protocols.mcp.apps import UI_EXTENSION, drop_own_keys
 from a2a_fabric.protocols.mcp.resource_uris import UI_SCHEME, make_resource_uri
@@ -194,7 +195,7 @@ def _pop_part_kind(meta: dict[str, Any]) -> PartKind | None:
 def _part_from_json_text(text: str, kind: PartKind, meta: dict[str, Any]) -> Part:
     """Content for which MCP has no block, sent as JSON text by another Fabric node."""
     try:
-        return Part(kind=kind, data=msgspec.json.decode(text), meta=meta)
+        return Part(kind=kind, data=decode_json_text(text), meta=meta)
     except (msgspec.DecodeError, RecursionError):
         return Part(kind=kind, text=text, meta=meta)
 

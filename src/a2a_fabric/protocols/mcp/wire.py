@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from a2a_fabric.core.limits import JSON_TOO_DEEP, SHALLOW, is_too_deep
+from a2a_fabric.core.json_text import SHORT, find_json_problem
 from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, INVALID_REQUEST, PARSE_ERROR, JSONRPCError, encode_error
 from a2a_fabric.version import __version__
 
@@ -99,8 +99,8 @@ _decoder = msgspec.json.Decoder(McpMessage)
 
 def parse_message(body: bytes | str) -> McpMessage:
     """Raises McpProtocolError for a body that is not JSON, or not one message."""
-    if len(body) > SHALLOW and is_too_deep(body.encode() if isinstance(body, str) else body):
-        raise McpProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}")
+    if len(body) > SHORT and (problem := find_json_problem(body.encode() if isinstance(body, str) else body)):
+        raise McpProtocolError(PARSE_ERROR, f"Parse error: {problem}")
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as exc:

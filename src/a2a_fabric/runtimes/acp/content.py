@@ -13,6 +13,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import ATTACHMENTS, Call, bind_arguments, part_kind_from_mime_type, parts_from_input
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.result import Answer, Answers, Event, Part, Result, artifact, make_input_required, status, token
 from a2a_fabric.runtimes.acp.client import ACPAwaitRequest, ACPMessage, ACPMessagePart, ACPRun
@@ -175,7 +176,7 @@ def _part_from_wire(part: ACPMessagePart) -> Part:
         )
     if media_type == _JSON:
         try:
-            return Part(kind="json", data=msgspec.json.decode(part.content or ""), name=part.name)
+            return Part(kind="json", data=decode_json_text(part.content or ""), name=part.name)
         except (msgspec.DecodeError, RecursionError):
             return Part(kind="text", text=part.content or "", mime_type=_JSON, name=part.name)
     kind = "text" if media_type.startswith("text/") else part_kind_from_mime_type(media_type)

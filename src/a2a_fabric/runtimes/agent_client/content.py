@@ -14,6 +14,7 @@ from acp import schema
 
 from a2a_fabric.core.agent import Modality
 from a2a_fabric.core.call import KIND_KEY, part_kind_from_mime_type
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.result import Part
 
 ContentBlock = (
@@ -112,7 +113,7 @@ def _part_from_text(text: str, meta: Any) -> Part:
     kind = meta.get(KIND_KEY) if isinstance(meta, dict) else None
     if kind in _KINDS_SENT_AS_TEXT:
         with suppress(msgspec.DecodeError):
-            return Part(kind=kind, data=msgspec.json.decode(text))
+            return Part(kind=kind, data=decode_json_text(text))
     return Part(kind="text", text=text)
 
 

@@ -34,6 +34,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.result import Event, Part, Result, progress, status, to_json_object
 from a2a_fabric.protocols.mcp.apps import drop_own_keys
 from a2a_fabric.protocols.mcp.content import (
@@ -82,7 +83,6 @@ class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
     meta: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="_meta")
 
 
-_decode = msgspec.json.Decoder().decode
 _decode_tool_reply = msgspec.json.Decoder(ToolReply).decode
 
 
@@ -196,8 +196,8 @@ def _repeats_structured_content(content: Sequence[McpContentBlock], structured: 
     if block.type != "text" or collect_block_meta(block):
         return False
     try:
-        return bool(_decode(block.text or "") == structured)
-    except msgspec.DecodeError:
+        return bool(decode_json_text(block.text or "") == structured)
+    except (msgspec.DecodeError, RecursionError):
         return False
 
 

@@ -26,7 +26,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.forwarding import IDENTITY_META_KEY, CallSigner
-from a2a_fabric.core.limits import SHALLOW, is_too_deep
+from a2a_fabric.core.json_text import SHORT, find_json_problem
 from a2a_fabric.core.propagation import (
     DELEGATION_META_KEY,
     MANDATE_META_KEY,
@@ -368,7 +368,7 @@ _encode = msgspec.json.Encoder().encode
 
 def parse_call(head: RequestHead, body: bytes) -> _CallMessage | None:
     """A plain call; None for any other message, and for one that has to be looked at more closely."""
-    if not may_be_json(head.get(b"content-type")) or (len(body) > SHALLOW and is_too_deep(body)):
+    if not may_be_json(head.get(b"content-type")) or (len(body) > SHORT and find_json_problem(body)):
         return None
     try:
         call = _call_decoder.decode(body)

@@ -15,9 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, suggest_nearest
-from a2a_fabric.core.limits import is_too_deep
+from a2a_fabric.core.json_text import find_json_problem
 from a2a_fabric.doors.edge import (
-    JSON_TOO_DEEP,
     CycleEndpoint,
     DoorEdge,
     DoorError,
@@ -48,8 +47,8 @@ class _RpcRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_request(body: bytes) -> _RpcRequest:
     """Raises RpcProtocolError."""
-    if is_too_deep(body):
-        raise RpcProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}", 400)
+    if problem := find_json_problem(body):
+        raise RpcProtocolError(PARSE_ERROR, f"Parse error: {problem}", 400)
     try:
         frame = jsonrpc.decode_frame(body)
     except jsonrpc.JSONRPCError as error:
