@@ -22,9 +22,9 @@ from a2a_fabric.admin.agent_changes import AgentPlan, PlanArguments, ToolSwitch
 from a2a_fabric.admin.probe import ProbeTarget, run_probe
 from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
 from a2a_fabric.core.errors import BadInput, Conflict, Forbidden, suggest_for_pattern
+from a2a_fabric.core.files import read_text, replace_text, report_write_errors
 from a2a_fabric.importing import jsonc
 from a2a_fabric.importing.agents_yaml import add_entries, set_enabled, set_excluded_tools, unified_diff
-from a2a_fabric.importing.files import read_text, replace_text, report_write_errors
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import build_entries, keep_new_entries, parse_servers
 from a2a_fabric.registry.sources.files import read_manifests

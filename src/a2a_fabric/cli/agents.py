@@ -16,10 +16,10 @@ from a2a_fabric.cli.output import (
     print_fields,
     print_json,
     print_line,
+    print_table,
     remark,
     shorten_names,
 )
-from a2a_fabric.cli.tables import print_table
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.agent import Status, TrustTier
 

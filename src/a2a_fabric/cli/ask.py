@@ -19,8 +19,7 @@ from a2a_fabric.cli.call import (
 from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.follow import LiveOutput
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import print_json, print_json_line, print_line, remark
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import print_json, print_json_line, print_line, print_table, remark
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.wire import CallResult
 from a2a_fabric.core.errors import FabricError

@@ -17,12 +17,12 @@ from a2a_fabric.cli.output import (
     print_json,
     print_json_line,
     print_line,
+    print_table,
     remark,
     replace_unprintable,
     report_errors,
 )
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.cli.tables import print_table
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamInterrupted
 

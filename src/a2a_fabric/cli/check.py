@@ -16,8 +16,7 @@ import typer
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile, Json
-from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, shorten_names
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark, shorten_names
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, LogSettings, read_environment, resolve_env
 from a2a_fabric.core.agent import Manifest

@@ -32,7 +32,7 @@ from a2a_fabric.connecting.client_config import (
 from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
-from a2a_fabric.importing.files import check_writable, read_text, replace_text, report_write_errors
+from a2a_fabric.core.files import check_writable, read_text, replace_text, report_write_errors
 from a2a_fabric.importing.servers import find_present, parse_servers
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.programs import INHERITED_VARIABLES

@@ -24,8 +24,8 @@ from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import DEFAULT_LISTEN, parse_listen, read_environment
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.files import replace_text, report_write_errors
 from a2a_fabric.core.policy import is_loopback
-from a2a_fabric.importing.files import replace_text, report_write_errors
 from a2a_fabric.plugins import load_store
 from a2a_fabric.stores.address import kind_from_address, resolve_address
 from a2a_fabric.version import __version__

@@ -22,10 +22,10 @@ from a2a_fabric.cli.output import (
     print_fields,
     print_json,
     print_line,
+    print_table,
     remark,
 )
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.cli.tables import print_table
 from a2a_fabric.client.client import FabricClient, JobHandle
 from a2a_fabric.client.wire import StreamEvent
 from a2a_fabric.core.errors import BadInput, JobNotFound, suggest_nearest

@@ -16,10 +16,9 @@ from a2a_fabric.admin.keys import CallerKeys, KeyRequest, check_key_request
 from a2a_fabric.cli.connection import administer
 from a2a_fabric.cli.node_setup import AGENTS_FILE, CONFIG_FILE
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress, Token, parse_duration, parse_time
-from a2a_fabric.cli.output import format_age, print_json, print_line, remark, report_errors
+from a2a_fabric.cli.output import format_age, print_json, print_line, print_table, remark, report_errors
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.cli.store import open_migrated, open_unchanged, resolve_store
-from a2a_fabric.cli.tables import print_table
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.errors import BadInput

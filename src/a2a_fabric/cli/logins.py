@@ -15,8 +15,7 @@ import typer
 from a2a_fabric.cli.agents import AgentId
 from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import print_json, print_line, remark
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import print_json, print_line, print_table, remark
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.errors import CallTimeout, UpstreamRefused
 

@@ -8,9 +8,8 @@ import typer
 
 from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url, parse_value
-from a2a_fabric.cli.output import format_value, print_json, print_line, remark
+from a2a_fabric.cli.output import format_value, print_json, print_line, print_table, remark
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.cli.tables import print_table
 
 Inbox = Annotated[
     str | None,

@@ -15,10 +15,10 @@ import msgspec
 from a2a_fabric.config import Config, find_unset, load_config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.files import read_text
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.federation.registry_file import REGISTRY_FILE
 from a2a_fabric.federation.source import is_federation_source, is_url
-from a2a_fabric.importing.files import read_text
 from a2a_fabric.importing.servers import ImportedServers
 from a2a_fabric.node.context import build_source
 from a2a_fabric.stores.address import build_default_address

@@ -1,8 +1,8 @@
 """The nodes of this machine: `up --detach`, `status`, `stop` and `logs`.
 
 A node in the background is the same command without --detach, in a session of its own, with its output in a file.
-Nodes are found by the entries that they keep while they run (`client/local_node.py`). A process is signalled only if
-it is the one that wrote the entry: numbers of processes are used again."""
+Nodes are found by the entries that they keep while they run: `announce_node` writes them, `client/local_node.py` reads
+them. A process is signalled only if it is the one that wrote the entry: numbers of processes are used again."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from a2a_fabric.cli.files import default_name
 from a2a_fabric.cli.options import Json
-from a2a_fabric.cli.output import format_age, print_json, print_line, remark, report_errors
-from a2a_fabric.cli.tables import print_table
-from a2a_fabric.client.local_node import RunningNode, StateFolder
+from a2a_fabric.cli.output import format_age, print_json, print_line, print_table, remark, report_errors
+from a2a_fabric.client.local_node import RunningNode, StateFolder, read_birth
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.errors import BadInput, ConfigError
-from a2a_fabric.importing.files import report_write_errors
+from a2a_fabric.core.files import replace_text, report_write_errors
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError
 
@@ -354,3 +352,43 @@ def _measure(path: Path) -> tuple[int, Any]:
     except OSError:
         return 0, None
     return status.st_size, (status.st_dev, status.st_ino)
+
+
+@contextmanager
+def announce_node(
+    state: StateFolder, url: str, files: Iterable[Path] = (), name: str | None = None, log: str | None = None
+) -> Iterator[None]:
+    """Record the address of this process's node for as long as the node runs. `name`: else that of its folder."""
+    pid = os.getpid()
+    own_node = RunningNode(
+        url=url,
+        pid=pid,
+        started_at=time.time(),
+        files=tuple(sorted(str(file.resolve()) for file in files)),
+        name=name or state.choose_name(default_name(Path.cwd())),
+        folder=str(Path.cwd()),
+        log=log,
+        born=read_birth(pid),
+    )
+    entry = state.nodes / f"{own_node.name}.json"
+    try:
+        state.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state.nodes.mkdir(mode=0o700, exist_ok=True)
+        text = msgspec.json.encode(own_node).decode()
+        replace_text(state.node_file, text)
+        replace_text(entry, text)
+    except (OSError, ConfigError) as exc:
+        reason = exc.message if isinstance(exc, ConfigError) else f"{state.folder}: {exc.strerror}"
+        raise ConfigError(f"{reason}, or set FABRIC_HOME to a folder of yours") from exc
+    try:
+        yield
+    finally:
+        if state.read_node() == own_node:  # else a node that was started later has replaced it
+            state.node_file.unlink(missing_ok=True)
+        if state.read_entry(own_node.name) == own_node:
+            entry.unlink(missing_ok=True)
+
+
+def default_name(folder: Path) -> str:
+    """The name of a node that was started in a folder: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name).strip("-")[:64] or "node"

@@ -21,8 +21,7 @@ from a2a_fabric.app import Fabric
 from a2a_fabric.cli.check import build_node
 from a2a_fabric.cli.node_setup import plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile, Json, parse_time
-from a2a_fabric.cli.output import print_fields, print_json, print_line, report_errors
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, report_errors
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal

@@ -19,9 +19,9 @@ from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.store import open_unchanged, resolve_store
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.files import report_write_errors
 from a2a_fabric.identity.node_keys import NodeKeys
 from a2a_fabric.identity.receipts import MAX_LINE, ChainSummary, Verification, encode_head, encode_seal, verify_lines
-from a2a_fabric.importing.files import report_write_errors
 
 _PAGE = 500
 _MAX_HEAD = 1024 * 1024  # the first line holds the keys

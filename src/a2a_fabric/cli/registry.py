@@ -11,16 +11,14 @@ import typer
 
 from a2a_fabric.cli.federation import read_skills
 from a2a_fabric.cli.options import Json
-from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, report_errors
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark, report_errors
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
-from a2a_fabric.federation.edit import parse_registry, rebuild_index, upgrade
-from a2a_fabric.federation.registry_file import REFERENCE_FILE, REGISTRY_FILE
+from a2a_fabric.core.files import read_text, replace_text
+from a2a_fabric.federation.registry_file import REFERENCE_FILE, REGISTRY_FILE, parse_registry, rebuild_index, upgrade
 from a2a_fabric.federation.settings import FederationSettings, GitSettings
 from a2a_fabric.federation.source import FederationSource, is_url
-from a2a_fabric.importing.files import read_text, replace_text
 from a2a_fabric.outbound.client import OutboundClient
 
 RegistryPath = Annotated[

@@ -16,8 +16,7 @@ from rich.table import Table
 from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.follow import build_follow_command
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import clip_text, format_value, print_json, print_json_line, print_line, remark
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import clip_text, format_value, print_json, print_json_line, print_line, print_table, remark
 from a2a_fabric.client.client import FabricClient, JobHandle
 from a2a_fabric.client.wire import CallResult, StreamEvent
 from a2a_fabric.core.errors import UpstreamInterrupted

@@ -20,9 +20,9 @@ from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, 
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.config import Config, read_environment
 from a2a_fabric.core.errors import BadInput, ConfigError, StoreUnusable
+from a2a_fabric.core.files import report_write_errors
 from a2a_fabric.core.job import PruneResult, RetentionPolicy
 from a2a_fabric.core.stores import Store, StoreStatus
-from a2a_fabric.importing.files import report_write_errors
 from a2a_fabric.node.context import open_store, resolve_store_address
 from a2a_fabric.plugins import canonical_kind, load_schema_inspector, load_store
 from a2a_fabric.stores.address import kind_from_address, resolve_address

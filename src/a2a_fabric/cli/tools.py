@@ -15,8 +15,7 @@ from a2a_fabric.cli.agent_editing import AgentEditing
 from a2a_fabric.cli.agents import AgentId
 from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json, Token, Url, Wide
-from a2a_fabric.cli.output import clip_text, print_json, print_line, remark, report_errors
-from a2a_fabric.cli.tables import print_table
+from a2a_fabric.cli.output import clip_text, print_json, print_line, print_table, remark, report_errors
 from a2a_fabric.cli.tool_approval import ToolApproval
 
 _MAX_DESCRIPTION = 100  # characters in a list

@@ -22,9 +22,8 @@ import typer
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
-from a2a_fabric.cli.files import announce_node
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
-from a2a_fabric.cli.nodes import LOG_VARIABLE, check_name, start_detached
+from a2a_fabric.cli.nodes import LOG_VARIABLE, announce_node, check_name, start_detached
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, EnvFile
 from a2a_fabric.cli.output import remark, report_errors
 from a2a_fabric.cli.program import NAME

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from a2a_fabric.doors.described import DoorDescription
+from a2a_fabric.doors.api_docs import DoorDescription
 
 CONSOLE_PATH = "/console"
 _MEDIA_TYPES = {

@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import BadInput, Conflict, FabricError, Forbidden, R
 from a2a_fabric.core.keys import KeyStore, StoredKey
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.stores import call_store
-from a2a_fabric.doors.described import DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import DoorDescription, PathDescription
 from a2a_fabric.doors.edge import ClientDisconnected, find_http_status, head_from_scope, read_body
 from a2a_fabric.identity.shared_keys import hash_key, make_key
 

@@ -12,10 +12,10 @@ from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.file_version import FileVersion, read_file_version
+from a2a_fabric.core.files import FileVersion, read_file_version
 from a2a_fabric.core.limits import DEFAULT_SHARE, BodyLimit, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
-from a2a_fabric.doors.described import DoorDescription
+from a2a_fabric.doors.api_docs import DoorDescription
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.resolver import Credentials, MessageCredential

@@ -1,10 +1,12 @@
 """`registry.json`: which agents there are, where each is, which agent answers a skill, and how words choose agents.
 
 Version 3.0 is the current form. `migrate` turns 1.0 (a list of agents) and 2.0 (with signals and personality) into it;
-both are pure functions from JSON to JSON."""
+it is a pure function from JSON to JSON. Edits work on the text of the file: entries, the skill index and the version
+change, and the rest stays as it is."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -14,9 +16,19 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Audience, Manifest, normalize_name
+from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import Dependencies, McpDependency, Phrase, RelativePath, WordRouting
 from a2a_fabric.federation.card import Skill, build_capabilities
-from a2a_fabric.federation.json_file import COMMIT_PATTERN, NAME_PATTERN, REF_PATTERN, SKILL_PATTERN, URL_PATTERN
+from a2a_fabric.federation.json_file import (
+    COMMIT_PATTERN,
+    MAX_REGISTRY_BYTES,
+    NAME_PATTERN,
+    REF_PATTERN,
+    SKILL_PATTERN,
+    URL_PATTERN,
+    JSONFile,
+)
+from a2a_fabric.importing import jsonc
 
 REGISTRY_FILE = "registry.json"
 REFERENCE_FILE = "reference/agent-registry.json"  # where many repositories have it
@@ -26,6 +38,9 @@ DEFAULT_AGENTS_FOLDER = "./agents"
 AgentName = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=128)]
 RefName = Annotated[str, Meta(pattern=REF_PATTERN, max_length=255)]
 PullPolicy = Literal["never", "daily", "always"]
+EMPTY_REGISTRY = (
+    json.dumps({"version": CURRENT_VERSION, "agents": {}, "skillIndex": {}, "routing": {}}, indent=2) + "\n"
+)
 
 
 class LocalLocation(
@@ -247,3 +262,47 @@ def _migrate_entry(name: str, entry: Any) -> Any:
         return entry
     rest = {key: value for key, value in entry.items() if key != "path"}
     return {"location": {"type": "local", "path": entry.get("path", f"{DEFAULT_AGENTS_FOLDER}/{name}")}, **rest}
+
+
+def parse_registry(name: str, text: str) -> RegistryDocument:
+    """Raises ConfigError."""
+    file = JSONFile.parse(name, text.encode(), MAX_REGISTRY_BYTES)
+    return file.decode(RegistryDocument, migrate(file.value))
+
+
+def add_entry(name: str, text: str, agent: str, entry: Mapping[str, Any]) -> str:
+    """The text with a new agent. Raises ConfigError if there is one of this name already."""
+    text = upgrade(name, text)
+    if agent in parse_registry(name, text).agents:
+        raise ConfigError(f"{name}: there is an agent '{agent}' already. Remove it first, or choose another name")
+    changed = jsonc.set_member(text, ("agents", agent), dict(entry))
+    parse_registry(name, changed)
+    return changed
+
+
+def rebuild_index(name: str, text: str, skills: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
+    """The text with an index of these skills by agent.
+
+    An entry that still holds keeps its agent; so does one of an agent whose skills are not known here.
+    """
+    document = parse_registry(name, text)
+    index = build_skill_index(skills)
+    for skill, agent in document.skill_index.items():
+        known = skills.get(agent)
+        if agent in document.agents and (not known or normalize_name(skill) in map(normalize_name, known)):
+            index[skill] = agent
+    index = dict(sorted(index.items()))
+    return (text if index == document.skill_index else jsonc.set_member(text, ("skillIndex",), index)), index
+
+
+def upgrade(name: str, text: str) -> str:
+    """The text of any version as the current one; a current one stays as it is."""
+    file = JSONFile.parse(name, text.encode(), MAX_REGISTRY_BYTES)
+    migrated = migrate(file.value)
+    document = file.decode(RegistryDocument, migrated)
+    if migrated is file.value:
+        return text
+    skills = {agent: [each.id for each in entry.skills] for agent, entry in document.agents.items()}
+    index = {**build_skill_index(skills), **document.skill_index}
+    value = {**migrated, "skillIndex": index, "routing": msgspec.to_builtins(document.routing)}
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

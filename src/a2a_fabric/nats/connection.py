@@ -31,7 +31,7 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from a2a_fabric.nats.address import NatsSettings
 from a2a_fabric.nats.direct import DirectClient, DirectReader
-from a2a_fabric.nats.signing import Signer, signer_from_creds, signer_from_seed
+from a2a_fabric.nats.nkeys import Signer, signer_from_creds, signer_from_seed
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from a2a_fabric import plugins
 from a2a_fabric.console.pages import ConsolePages
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.node_health import NodeHealth
+from a2a_fabric.doors.api_docs import DoorDescription
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.described import DoorDescription
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.logins.pages import LoginPages
 from a2a_fabric.messages.inboxes import Inboxes
@@ -24,8 +24,8 @@ from a2a_fabric.node.identity import Authentication, LazyNodeKeys
 from a2a_fabric.node.runtimes import RuntimeParts
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.web.api_docs import describe_node
 from a2a_fabric.web.asgi import WebApp
-from a2a_fabric.web.described import describe_node
 from a2a_fabric.web.identity_middleware import make_jwks_route
 
 

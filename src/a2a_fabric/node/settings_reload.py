@@ -17,7 +17,7 @@ import msgspec
 
 from a2a_fabric.config import Config, LimitSettings
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.file_version import read_file_version
+from a2a_fabric.core.files import read_file_version
 
 TakeEffect = Callable[[], None]
 Prepare = Callable[[Config], TakeEffect]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.file_version import FileVersion, read_file_version
+from a2a_fabric.core.files import FileVersion, read_file_version
 
 _log = logging.getLogger(__name__)
 _KEPT = "%s. The node goes on with the certificate that it read before"

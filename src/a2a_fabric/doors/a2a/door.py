@@ -8,8 +8,8 @@ from typing import Any
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import DoorPlugin, load_module
+from a2a_fabric.doors.a2a.api_docs import describe
 from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
-from a2a_fabric.doors.a2a.described import describe
 from a2a_fabric.doors.a2a.http import A2ARoute, http_endpoint
 from a2a_fabric.doors.a2a.operations import A2ADoorState, A2AOperations
 from a2a_fabric.doors.a2a.push import A2APushConfigs

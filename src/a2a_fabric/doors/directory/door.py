@@ -14,7 +14,7 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.directory.agents import AgentDirectory, DirectoryRegistration
-from a2a_fabric.doors.directory.described import describe
+from a2a_fabric.doors.directory.api_docs import describe
 from a2a_fabric.doors.directory.events import DirectoryEvents
 from a2a_fabric.doors.directory.http import (
     AGENTS_PATH,

@@ -18,11 +18,11 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import DoorPlugin
+from a2a_fabric.doors.api_docs import DoorDescription
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.described import DoorDescription
 from a2a_fabric.doors.discovery import catalog, search
+from a2a_fabric.doors.discovery.api_docs import describe
 from a2a_fabric.doors.discovery.catalog import CatalogDocument, CatalogDocuments, CatalogNode, encode_document
-from a2a_fabric.doors.discovery.described import describe
 from a2a_fabric.doors.discovery.search import RegistrySearch
 from a2a_fabric.doors.edge import (
     AnonymousPolicy,

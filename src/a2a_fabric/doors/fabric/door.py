@@ -19,7 +19,7 @@ from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.result import Result, format_timestamp
 from a2a_fabric.doors.context import Door, DoorContext, Receive, Send
 from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json
-from a2a_fabric.doors.fabric.described import describe
+from a2a_fabric.doors.fabric.api_docs import describe
 from a2a_fabric.doors.fabric.http import (
     ErrorFormat,
     FabricCallCycle,

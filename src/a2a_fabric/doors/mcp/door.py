@@ -17,7 +17,7 @@ from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.mcp.described import describe
+from a2a_fabric.doors.mcp.api_docs import describe
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
 from a2a_fabric.doors.mcp.kept_sessions import KeptSessions

@@ -26,7 +26,7 @@ from a2a_fabric.doors.rest.openapi import (
     redirect_endpoint,
 )
 from a2a_fabric.doors.rest.requests import RestRequests
-from a2a_fabric.doors.rest.rpc.described import describe
+from a2a_fabric.doors.rest.rpc.api_docs import describe
 from a2a_fabric.doors.rest.rpc.http import build_rpc_routes
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.tasks import RestTasks

@@ -1,4 +1,4 @@
-"""The OpenAPI document of all paths that the doors describe themselves (`doors/described.py`), for `/docs`."""
+"""The OpenAPI document of all paths that the doors describe themselves (`doors/api_docs.py`), for `/docs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import to_portable_schema
-from a2a_fabric.doors.described import WEBSOCKET, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import WEBSOCKET, DoorDescription, PathDescription
 from a2a_fabric.doors.edge import CycleEndpoint, DoorEdge, HttpReply
 from a2a_fabric.doors.rest.http import RestPageCycle, page_endpoint
 from a2a_fabric.doors.rest.openapi import (

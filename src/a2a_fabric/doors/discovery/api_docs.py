@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from a2a_fabric.doors.described import DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import DoorDescription, PathDescription
 from a2a_fabric.doors.discovery.catalog import CATALOG_TYPE, MCP_CARD_TYPE
 from a2a_fabric.doors.discovery.search import RegistrySearch
 

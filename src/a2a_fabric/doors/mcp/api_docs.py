@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, WEBSOCKET, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import EVENTS, RPC_REQUEST, WEBSOCKET, DoorDescription, PathDescription
 from a2a_fabric.protocols.mcp.wire import STATELESS_VERSION
 
 _METHOD = "tools/list"

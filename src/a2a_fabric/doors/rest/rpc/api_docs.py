@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
 from a2a_fabric.doors.rest.rpc.models import RpcStreamQuery
 from a2a_fabric.protocols.a2a.card import OLD_CARD_PATH, OLD_CARD_SUMMARY
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from a2a_fabric.doors.a2a.cards import GATEWAY_PATH
 from a2a_fabric.doors.a2a.http import AGENTS_PREFIX, PATH_TEMPLATES
-from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
 from a2a_fabric.protocols.a2a.card import CARD_PATH, CARD_PATHS, OLD_CARD_PATH, OLD_CARD_SUMMARY
 
 _OBJECT: Mapping[str, Any] = {"type": "object"}

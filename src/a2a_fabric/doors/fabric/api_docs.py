@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from a2a_fabric.doors.described import EVENTS, WEBSOCKET, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import EVENTS, WEBSOCKET, DoorDescription, PathDescription
 from a2a_fabric.operations import Operations
 from a2a_fabric.operations.agents import RegisterArguments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from a2a_fabric.doors.described import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import EVENTS, RPC_REQUEST, DoorDescription, PathDescription
 from a2a_fabric.doors.directory.http import AGENTS_PATH, DirectoryMethod
 
 _TASK = {"taskId": "task-1", "agentId": "percy", "action": "reason", "sender": "me", "input": {"task": "6 * 7"}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH
-from a2a_fabric.doors.described import DoorDescription, PathDescription
+from a2a_fabric.doors.api_docs import DoorDescription, PathDescription
 from a2a_fabric.web.asgi import LIVEZ_PATH, READYZ_PATH
 from a2a_fabric.web.identity_middleware import JWKS_PATH
 from a2a_fabric.web.token_middleware import RESOURCE_METADATA_PATH

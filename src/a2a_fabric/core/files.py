@@ -1,4 +1,6 @@
-"""Files of the user, which are replaced as a whole: a node or client that watches one never reads a part of it."""
+"""Files that other programs watch or change: replaced as a whole, and read again only when they have changed.
+
+A file of the user is replaced, never rewritten in place: a node or client that watches it never reads a part of it."""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from a2a_fabric.core.errors import ConfigError
+
+FileVersion = tuple[int, int, int]
 
 
 def read_text(path: Path) -> str | None:
@@ -52,3 +56,12 @@ def report_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be written: {exc.strerror}. Check the path and its permissions") from exc
+
+
+def read_file_version(path: Path | None) -> FileVersion | None:
+    """None without a file."""
+    try:
+        status = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
