@@ -50,6 +50,11 @@ class Gateway:
         self.default_timeout_ms = min(timeout_ms, max_timeout_ms)
         self._max_timeout_ms = max_timeout_ms
 
+    @property
+    def longest_timeout(self) -> float:
+        """Seconds: no call may take longer, whatever its caller asks for."""
+        return self._max_timeout_ms / 1000
+
     def clamp_timeout(self, timeout_ms: int | None) -> int:
         """The caller's timeout within the node's limits; routing applies that of the capability. Raises BadInput."""
         if timeout_ms is None:

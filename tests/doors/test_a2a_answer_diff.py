@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.result import Part
-from a2a_fabric.doors.a2a.task_view import LONG_ANSWER_BYTES, AnswerDiff
+from a2a_fabric.doors.a2a.task_updates import LONG_ANSWER_BYTES, AnswerDiff
 
 IMAGE = Part(kind="image", blob="aGk=", mime_type="image/png")
 TABLE = Part(kind="json", data={"rows": 2, "columns": 3})

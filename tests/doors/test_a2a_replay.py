@@ -13,7 +13,7 @@ import pytest_asyncio
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.doors.a2a.requests import A2ARequestContext, parse_user_message
-from a2a_fabric.doors.a2a.tasks import TaskCreator
+from a2a_fabric.doors.a2a.task_creator import TaskCreator
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.node import Node, running

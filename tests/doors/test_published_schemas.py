@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from a2a_fabric import plugins
 from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema
 from a2a_fabric.doors.directory.agents import DirectoryId
-from a2a_fabric.doors.directory.tasks import TaskId
+from a2a_fabric.doors.directory.task_chains import TaskId
 from a2a_fabric.doors.rest.models import Name
 from a2a_fabric.operations.messages import AgentName, TopicName
 from tests.fixtures.node import running

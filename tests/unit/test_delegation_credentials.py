@@ -18,14 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput, CallerError, ConfigError
-from a2a_fabric.core.policy import covers_scopes
-from a2a_fabric.identity.mandates import (
-    MAX_LINKS,
-    issue_mandate,
-    narrow_mandate,
-    split_mandate,
-    verify_mandate,
-)
+from a2a_fabric.core.scopes import covers_scopes
+from a2a_fabric.identity.mandates import MAX_LINKS, issue_mandate, narrow_mandate, split_mandate, verify_mandate
 from a2a_fabric.identity.passports import check_passport, decode_passport, issue_passport
 from a2a_fabric.identity.revocations import FileRevocations, add_revocation
 from a2a_fabric.identity.signing import (

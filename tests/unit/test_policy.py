@@ -25,11 +25,11 @@ from a2a_fabric.core.policy import (
     has_no_rights,
     has_scope,
     has_scope_kind,
-    is_known_scope,
     is_limited,
     may_know_topic,
     narrow_manifest,
 )
+from a2a_fabric.core.scopes import is_known_scope
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import principal_from_claims
 from a2a_fabric.node.identity import collect_shared_keys

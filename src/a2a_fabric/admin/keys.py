@@ -16,8 +16,8 @@ from a2a_fabric.config import Config
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.errors import BadInput, Conflict
 from a2a_fabric.core.keys import KeyStore, NewKey, StoredKey
-from a2a_fabric.core.policy import SCOPE_KINDS, is_known_scope
 from a2a_fabric.core.result import format_timestamp
+from a2a_fabric.core.scopes import SCOPE_KINDS, is_known_scope
 from a2a_fabric.core.stores import call_store
 from a2a_fabric.identity.shared_keys import hash_key, make_key
 from a2a_fabric.registry.names import ALWAYS_RESERVED, find_lookalike

@@ -17,11 +17,11 @@ from a2a_fabric.admin.processes import WORKERS_CHECK, Processes
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.disclosure import acts_as_operator, redact_health_reason
 from a2a_fabric.core.errors import AgentNotFound, Conflict, Forbidden, StoreError
 from a2a_fabric.core.job import Job, JobFilter, JobState, JobSummary, is_final_state
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.message import Message, inbox_name
-from a2a_fabric.core.policy import acts_as_operator, redact_health_reason
 from a2a_fabric.core.result import Answer
 from a2a_fabric.core.retry import Breaker
 from a2a_fabric.core.stores import Store, call_store, job_topic

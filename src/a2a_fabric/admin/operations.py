@@ -20,9 +20,10 @@ from a2a_fabric.admin.node import Node
 from a2a_fabric.admin.settings_view import list_settings
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.disclosure import OPERATOR_PRINCIPAL
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobState
-from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, ConsoleRole, check_console_role, find_console_role
+from a2a_fabric.core.policy import ConsoleRole, check_console_role, find_console_role
 from a2a_fabric.core.result import Answer, Result
 from a2a_fabric.operations.agents import NoArguments
 from a2a_fabric.operations.operation import ADMIN_PREFIX, Operation, OperationRequest, TracedArguments

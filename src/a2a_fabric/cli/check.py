@@ -20,8 +20,8 @@ from a2a_fabric.cli.output import print_fields, print_json, print_line, print_ta
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, LogSettings, read_environment, resolve_env
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.disclosure import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
-from a2a_fabric.core.policy import OPERATOR_PRINCIPAL, redact_endpoint
 from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
 from a2a_fabric.node.context import resolve_store_address
 from a2a_fabric.node.exposure import (

@@ -22,7 +22,7 @@ from a2a_fabric.cli.options import Json, parse_duration
 from a2a_fabric.cli.output import format_age, print_fields, print_json, print_line, remark
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput, ConfigError
-from a2a_fabric.core.policy import is_known_scope
+from a2a_fabric.core.scopes import is_known_scope
 from a2a_fabric.identity.mandates import (
     DEFAULT_DEPTH,
     MAX_LINKS,

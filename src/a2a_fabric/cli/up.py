@@ -30,8 +30,8 @@ from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import Config, LimitSettings, TLSSettings, parse_listen, prepare_process, read_environment
 from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.disclosure import OPERATOR_PRINCIPAL
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait

@@ -1,52 +1,27 @@
 """Access policy: what a caller may do and see, decided purely from its trust tier, its scopes, its views, and the
 operator's rules that hold for it (`core.rules`).
 
-Every door, operation and step uses these functions. A scope is `*`, or a kind and a name such as `agent:percy`; a
-name that ends with `*` is a prefix. `scp` is what the credentials allow, `cap` narrows it; a list that is None limits
-nothing, an empty one allows nothing. A caller learns nothing about agents that it may not call: the refusal (or
-"not found") has the same wording as for an agent that does not exist.
-
-Only the operator sees more of an agent's address than scheme and host, what a program wrote to stderr, the text of a
-Python agent's exception, why an agent is unhealthy, and `metadata` under keys that begin with `private`. Every view
-and every error goes through the functions at the end. The operator is the holder of the node's own key and, on a node
-that listens on loopback only, a caller without credentials: a program of the same machine."""
+Every door, operation and step uses these functions. A caller learns nothing about agents that it may not call: the
+refusal (or "not found") has the same wording as for an agent that does not exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import (
-    MAX_CAPABILITY_NAME,
-    TRUST_RANK,
-    Capability,
-    Health,
-    Manifest,
-    TrustTier,
-    normalize_name,
-)
+from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, TRUST_RANK, Capability, Manifest, TrustTier, normalize_name
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import FabricError, Forbidden, OperatorText, OutOfScope
-from a2a_fabric.core.federation import AgentOrigin
+from a2a_fabric.core.disclosure import acts_as_operator, administers
+from a2a_fabric.core.errors import Forbidden, OperatorText, OutOfScope
 from a2a_fabric.core.rules import RuleSet, Verdict
+from a2a_fabric.core.scopes import METRICS_SCOPE, REGISTER_SCOPE, ScopeSet, parse_scopes, split_scope
 from a2a_fabric.core.view import EVERY_CAPABILITY, View
 
-ALL_SCOPES = "*"
-METRICS_SCOPE = "metrics"
-REGISTER_SCOPE = "register"
-# The part of a scope before the colon.
-SCOPE_KINDS = (
-    "agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox", "topic", "publish", "subscribe", "console",
-)  # fmt: skip
-# Scopes without a name. Other kinds need one: tokens of other issuers use such words for their own ends.
-_NAMELESS_SCOPES = (METRICS_SCOPE, REGISTER_SCOPE)
-_COVERING_KINDS = {"publish": ("publish", "topic"), "subscribe": ("subscribe", "topic")}
 _MAX_SHOWN = 128
 
 AccessKey = tuple[
@@ -67,86 +42,6 @@ MAX_REMEMBERED = 2048  # of such decisions, until the catalog changes
 _viewed: dict[tuple[tuple[View, ...], str, str], tuple[Manifest, bool]] = {}
 _MAX_VIEWED = 8192
 _normalize_cached = lru_cache(maxsize=8192)(normalize_name)  # names of capabilities are short and often the same
-
-
-class ScopeSet(msgspec.Struct, frozen=True):
-    """A list of scopes, sorted by kind: whole names, and the beginnings of names."""
-
-    allows_all: bool
-    names: dict[str, frozenset[str]]
-    prefixes: dict[str, tuple[str, ...]]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the scopes allow nothing at all."""
-        return not (self.allows_all or self.names or self.prefixes)
-
-    def has_kind(self, kind: str) -> bool:
-        """Whether it allows something of this kind."""
-        return self.allows_all or kind in self.names or kind in self.prefixes
-
-    def grants(self, kind: str, name: str) -> bool:
-        if self.allows_all or name in self.names.get(kind, ()):
-            return True
-        prefixes = self.prefixes.get(kind)
-        return prefixes is not None and name.startswith(prefixes)
-
-    def covers(self, other: ScopeSet) -> bool:
-        """Whether it allows all that the other one allows."""
-        if self.allows_all:
-            return True
-        if other.allows_all:
-            return False
-        return all(
-            any(self.grants(kind, name) for kind in _COVERING_KINDS.get(each, (each,)))
-            for each, names in other.names.items()
-            for name in names
-        ) and all(
-            any(prefix.startswith(self.prefixes.get(kind, ())) for kind in _COVERING_KINDS.get(each, (each,)))
-            for each, prefixes in other.prefixes.items()
-            for prefix in prefixes
-        )
-
-    def allows_capability(self, normalized_name: str) -> bool:
-        """Whether this capability may be called of any agent that has it."""
-        return self.has_kind("capability") and self.grants("capability", normalized_name)
-
-
-@lru_cache(maxsize=4096)
-def parse_scopes(scopes: tuple[str, ...]) -> ScopeSet:
-    """Unknown scopes allow nothing."""
-    names: dict[str, set[str]] = {}
-    prefixes: dict[str, set[str]] = {}
-    for scope in filter(is_known_scope, scopes):
-        kind, _, name = scope.partition(":")
-        name = normalize_name(name) if kind == "capability" else name
-        if kind == METRICS_SCOPE:
-            names.setdefault(kind, set()).add("")
-        elif not name or name.endswith("*"):
-            prefixes.setdefault(kind, set()).add(name.removesuffix("*"))
-        else:
-            names.setdefault(kind, set()).add(name)
-    return ScopeSet(
-        allows_all=ALL_SCOPES in scopes,
-        names={kind: frozenset(members) for kind, members in names.items()},
-        prefixes={kind: tuple(sorted(members)) for kind, members in prefixes.items()},
-    )
-
-
-def is_known_scope(scope: str) -> bool:
-    """Whether Fabric defines this scope."""
-    kind, _, name = scope.partition(":")
-    return scope == ALL_SCOPES or scope in _NAMELESS_SCOPES or (kind in SCOPE_KINDS and name != "")
-
-
-def covers_scopes(scopes: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether the scopes allow all that the others allow. An unknown scope among the others counts as more."""
-    return all(map(is_known_scope, others)) and parse_scopes(scopes).covers(parse_scopes(others))
-
-
-def scopes_from_cap(entries: Iterable[str]) -> tuple[str, ...]:
-    """The scopes that a `cap` claim names: scopes as they are, and plain names of capabilities."""
-    return tuple(entry if is_known_scope(entry) else f"capability:{entry}" for entry in entries if entry)
 
 
 def make_access_key(principal: Principal) -> AccessKey:
@@ -299,7 +194,7 @@ def has_scope_kind(principal: Principal, *kinds: str) -> bool:
 def has_scope(principal: Principal, *scopes: str) -> bool:
     """Whether one of these scopes is granted. Callers of trust tier `public` have only explicit scopes."""
     return not _needs_explicit_scope(principal) and all(
-        any(limit.grants(*_split_scope(scope)) for scope in scopes) for limit in _limits(principal)
+        any(limit.grants(*split_scope(scope)) for scope in scopes) for limit in _limits(principal)
     )
 
 
@@ -408,11 +303,6 @@ def _is_viewed(views: tuple[View, ...], manifest: Manifest, capability: str) -> 
     return known[1]
 
 
-def _split_scope(scope: str) -> tuple[str, str]:
-    kind, _, name = scope.partition(":")
-    return kind, normalize_name(name) if kind == "capability" else name
-
-
 def _outside_scopes_message(agent_id: str, capability: str) -> str:
     name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
     return f"{name} is outside the scopes of these credentials"
@@ -462,36 +352,6 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"  # a name such as `127.evil.example` is not an address
 
 
-OPERATOR_ID = "psk"  # as the node's own key is called among others
-OPERATOR_PRINCIPAL = Principal(
-    mode="psk", principal_id=OPERATOR_ID, trust="local"
-)  # the reader of the command line's output
-PRIVATE_PREFIX = "private"  # keys of metadata that begin with it are for the operator
-
-_HIDDEN_REASON = "Its operator sees why"
-
-
-def is_operator(principal: Principal) -> bool:
-    """Whether the caller holds the node's own key, which no scope limits."""
-    return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR_ID, None, None)
-
-
-def acts_as_operator(principal: Principal) -> bool:
-    """The operator, or a caller of a node that asks this machine's programs for no key at all."""
-    is_anonymous_local = (principal.mode, principal.trust, principal.scp, principal.cap) == (
-        "none",
-        "local",
-        None,
-        None,
-    )
-    return is_operator(principal) or is_anonymous_local
-
-
-def administers(principal: Principal) -> bool:
-    """The operator, who sees everything; not while narrowed to a view."""
-    return acts_as_operator(principal) and principal.views is msgspec.UNSET
-
-
 ConsoleRole = Literal["viewer", "operator"]
 VIEWER_SCOPE, OPERATOR_SCOPE = "console:view", "console:operate"
 
@@ -526,60 +386,3 @@ def check_console_role(principal: Principal, role: ConsoleRole) -> None:
             f"Viewers may not change anything. Use the node's own key, or one with the scope {OPERATOR_SCOPE}",
             OPERATOR_SCOPE,
         )
-
-
-def reveal_to_operator(error: FabricError, principal: Principal) -> None:
-    """Give the operator the complete message of an error; other callers read the short one."""
-    if error.private is not None and acts_as_operator(principal):
-        error.message = error.private
-
-
-def redact_address(uri: str, principal: Principal) -> str:
-    """The address without credentials and query for the operator; scheme and host for others."""
-    try:
-        parts = urlsplit(uri)
-        host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return ""
-    if acts_as_operator(principal):
-        return uri if "@" not in uri and "?" not in uri else urlunsplit((parts.scheme, host, parts.path, "", ""))
-    return f"{parts.scheme}://{host}" if host else f"{parts.scheme}:" if parts.scheme else ""
-
-
-def redact_endpoint(manifest: Manifest, principal: Principal) -> dict[str, Any]:
-    """Transport and address only: headers, tokens, commands and passwords stay inside."""
-    uri = str(manifest.endpoint.get("uri", ""))
-    return {"transport": manifest.transport, "uri": redact_address(uri, principal)}
-
-
-def redact_origin(origin: AgentOrigin, principal: Principal) -> dict[str, Any]:
-    """Where an agent comes from; folders and files of this machine are for the operator."""
-    if not acts_as_operator(principal):
-        url = "" if origin.url.startswith("/") else origin.url  # a repository of this machine
-        origin = msgspec.structs.replace(origin, registry="", folder="", url=url)
-    return dict(msgspec.to_builtins(origin))
-
-
-def redact_metadata(metadata: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
-    return dict(metadata) if acts_as_operator(principal) else _drop_private_keys(metadata)
-
-
-def redact_health_reason(health: Health, principal: Principal) -> str | None:
-    """Why an agent is not online, without text from programs, exceptions or addresses for ordinary callers."""
-    return redact_reason(health.error, health.status, principal)
-
-
-def redact_reason(reason: str | None, status: str, principal: Principal) -> str | None:
-    if reason is None or acts_as_operator(principal):
-        return reason
-    return f"The agent is {status}. {_HIDDEN_REASON}"
-
-
-def _drop_private_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: _drop_private_keys(inner) for key, inner in value.items() if not str(key).startswith(PRIVATE_PREFIX)
-        }
-    if isinstance(value, list | tuple):
-        return [_drop_private_keys(inner) for inner in value]
-    return value

@@ -22,7 +22,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import normalize_name
 from a2a_fabric.core.call import AuthMode
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, ConfigError, RateLimited
-from a2a_fabric.core.policy import ScopeSet, parse_scopes, scopes_from_cap
+from a2a_fabric.core.scopes import ScopeSet, parse_scopes, scopes_from_cap
 from a2a_fabric.identity.mandates import CLOCK_SKEW, Mandate, Moment, verify_mandate
 from a2a_fabric.identity.signing import (
     SignedToken,

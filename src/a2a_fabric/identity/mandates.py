@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput
-from a2a_fabric.core.policy import covers_scopes, scopes_from_cap
+from a2a_fabric.core.scopes import covers_scopes, scopes_from_cap
 from a2a_fabric.identity.signing import (
     SignedToken,
     SigningKey,

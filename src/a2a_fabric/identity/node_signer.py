@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, BadInput, ConfigError
 from a2a_fabric.core.forwarding import current_call
-from a2a_fabric.core.policy import covers_scopes, scopes_from_cap
 from a2a_fabric.core.propagation import new_id
+from a2a_fabric.core.scopes import covers_scopes, scopes_from_cap
 from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, nest_actors, sign_identity
 from a2a_fabric.identity.mandates import decode_link, narrow_mandate, prove_mandate, split_mandate
 from a2a_fabric.identity.node_keys import NodeKeys

@@ -21,7 +21,8 @@ import msgspec
 
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, RateLimited
-from a2a_fabric.core.policy import is_known_scope, is_loopback, scopes_from_cap
+from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.scopes import is_known_scope, scopes_from_cap
 from a2a_fabric.identity.revocations import RevocationList
 from a2a_fabric.identity.settings import IssuerSettings, metadata_urls
 from a2a_fabric.outbound.port import HTTPClient, OutboundError

@@ -9,10 +9,10 @@ from a2a_fabric.coordination.tasks import TaskTranslator
 from a2a_fabric.core.agent import is_elsewhere
 from a2a_fabric.core.call import Call, Emit, Handler, compose
 from a2a_fabric.core.coordination import CoordinationGuard
+from a2a_fabric.core.disclosure import administers, is_operator
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.core.node_health import NodeHealth
 from a2a_fabric.core.pending_questions import ContinuationSeal
-from a2a_fabric.core.policy import administers, is_operator
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.receipts import ReceiptRecorder
 from a2a_fabric.core.result import Result

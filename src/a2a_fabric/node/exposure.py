@@ -7,8 +7,9 @@ from itertools import islice
 
 from a2a_fabric.config import Config, TLSSettings, parse_listen
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.disclosure import OPERATOR_ID
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.policy import OPERATOR_ID, is_loopback
+from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.rules import PolicyRule
 from a2a_fabric.core.view import EVERY_CAPABILITY, View, compile_patterns
 from a2a_fabric.registry.names import ALWAYS_RESERVED, find_lookalike

@@ -13,13 +13,15 @@ import msgspec
 from a2a_fabric.config import AuthKey, Config, TLSSettings, parse_listen
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import OPERATOR_ID, OPERATOR_PRINCIPAL
 from a2a_fabric.core.errors import ConfigError, InternalError
 from a2a_fabric.core.keys import UsedTokenStore
 from a2a_fabric.core.limits import BodyLimit
-from a2a_fabric.core.policy import OPERATOR_ID, OPERATOR_PRINCIPAL, SCOPE_KINDS, is_known_scope, is_loopback
+from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.receipts import ReceiptStore
+from a2a_fabric.core.scopes import SCOPE_KINDS, is_known_scope
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import View
 from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers

@@ -1,8 +1,8 @@
 """The `fabric.*` operations, each defined once: name, schema, handler. Doors and the command line show them."""
 
-from a2a_fabric.operations.calls import CallableTool, PlainToolCalls
 from a2a_fabric.operations.operation import Operation, OperationRequest, PreparedOperation, TraceRef
 from a2a_fabric.operations.table import Operations
+from a2a_fabric.operations.tools import CallableTool, PlainToolCalls
 
 __all__ = [
     "CallableTool",

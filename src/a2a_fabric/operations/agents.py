@@ -11,21 +11,15 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import MESH_RUNTIME, AgentId, Audience, Capability, Manifest, Status, TrustTier
 from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.disclosure import acts_as_operator, administers, redact_health_reason, reveal_to_operator
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.node_health import NodeCheck, is_well
-from a2a_fabric.core.policy import (
-    REGISTER_SCOPE,
-    acts_as_operator,
-    administers,
-    find_verdict,
-    is_limited,
-    redact_health_reason,
-    reveal_to_operator,
-)
+from a2a_fabric.core.policy import find_verdict, is_limited
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
+from a2a_fabric.core.scopes import REGISTER_SCOPE
 from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import OBJECT_SCHEMA, Operation, OperationRequest, TracedArguments, TraceRef

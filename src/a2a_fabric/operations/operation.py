@@ -12,9 +12,10 @@ from msgspec import Meta
 from a2a_fabric.core.agent import to_portable_schema
 from a2a_fabric.core.call import Emit, Principal
 from a2a_fabric.core.errors import BadInput, OutOfScope
-from a2a_fabric.core.policy import has_scope_kind, is_known_scope
+from a2a_fabric.core.policy import has_scope_kind
 from a2a_fabric.core.propagation import MaybeChain, Trace, continue_trace
 from a2a_fabric.core.result import Answers, OriginalMessage, Result
+from a2a_fabric.core.scopes import is_known_scope
 from a2a_fabric.jobs.settings import JobOptions
 
 A = TypeVar("A")

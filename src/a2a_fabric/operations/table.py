@@ -24,7 +24,7 @@ from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import Messages
 from a2a_fabric.messages.requests import RequestConversations
 from a2a_fabric.operations.agents import AgentOperations, HealthOperations, RegistrationOperations
-from a2a_fabric.operations.calls import PREFIX, CallOperations, ToolOperations
+from a2a_fabric.operations.calls import CallOperations
 from a2a_fabric.operations.coordination import CoordinationOperations
 from a2a_fabric.operations.graphs import GraphOperations
 from a2a_fabric.operations.history import HistoryOperations
@@ -34,6 +34,7 @@ from a2a_fabric.operations.messages import MessageOperations
 from a2a_fabric.operations.operation import Operation, OperationRequest, PreparedOperation
 from a2a_fabric.operations.routing import RequestRouting, RouteOperations
 from a2a_fabric.operations.search import SearchOperations
+from a2a_fabric.operations.tools import PREFIX, ToolOperations
 from a2a_fabric.registry.registration import Registrar
 
 

@@ -9,15 +9,14 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Health, Manifest, normalize_name
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import (
-    find_verdict,
-    is_limited,
+from a2a_fabric.core.disclosure import (
     redact_endpoint,
     redact_health_reason,
     redact_metadata,
     redact_origin,
     redact_reason,
 )
+from a2a_fabric.core.policy import find_verdict, is_limited
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import RoutePlan
 from a2a_fabric.registry.agent_tools import AgentToolReport

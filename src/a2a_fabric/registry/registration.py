@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.disclosure import acts_as_operator, is_operator
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError
-from a2a_fabric.core.policy import acts_as_operator, check_register, is_operator
+from a2a_fabric.core.policy import check_register
 from a2a_fabric.core.registration import HealthCheck, IdReservation, Registration, check_owner
 from a2a_fabric.core.stores import RegistrationStore, call_store_within
 from a2a_fabric.registry.health import HealthHistory, Uptime

@@ -18,19 +18,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import (
-    LOGIN_CAPABILITY,
-    Capability,
-    Manifest,
-    Status,
-    is_elsewhere,
-    normalize_name,
-)
+from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest, Status, is_elsewhere, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.disclosure import acts_as_operator
 from a2a_fabric.core.errors import STORE_AWAY, AgentNotFound, FabricError, Forbidden, StoreUnavailable
 from a2a_fabric.core.federation import WordRouting, merge_word_routing
 from a2a_fabric.core.logins import PersonalListing, PersonalListings, find_login_owner
-from a2a_fabric.core.policy import acts_as_operator, check_agent_name, find_verdict, is_limited, narrow_manifest
+from a2a_fabric.core.policy import check_agent_name, find_verdict, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource, ReportsProblems, RoutesByWords
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.core.tasks import iterate_in_slices

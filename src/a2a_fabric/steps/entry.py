@@ -15,16 +15,10 @@ from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, Manifest
 from a2a_fabric.core.call import Call, Emit, Handler, Principal, Step, Target, ignore_event
 from a2a_fabric.core.coordination import CoordinationGuard
+from a2a_fabric.core.disclosure import reveal_to_operator
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBuckets
-from a2a_fabric.core.policy import (
-    LASTING_MODES,
-    MAX_REMEMBERED,
-    find_refusal,
-    find_refusal_of_unknown,
-    refuse_call,
-    reveal_to_operator,
-)
+from a2a_fabric.core.policy import LASTING_MODES, MAX_REMEMBERED, find_refusal, find_refusal_of_unknown, refuse_call
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.propagation import DelegationGuard, current_trace
 from a2a_fabric.core.receipts import ReceiptRecorder

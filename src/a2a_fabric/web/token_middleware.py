@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from a2a_fabric.core.policy import ALL_SCOPES, parse_scopes
+from a2a_fabric.core.scopes import ALL_SCOPES, parse_scopes
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import RequestHead, base_url_for, head_from_scope
 from a2a_fabric.identity.resolver import Credentials

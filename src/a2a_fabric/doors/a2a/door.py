@@ -14,7 +14,9 @@ from a2a_fabric.doors.a2a.http import A2ARoute, http_endpoint
 from a2a_fabric.doors.a2a.operations import A2ADoorState, A2AOperations
 from a2a_fabric.doors.a2a.push import A2APushConfigs
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskCreator, TaskListing
+from a2a_fabric.doors.a2a.task_creator import TaskCreator
+from a2a_fabric.doors.a2a.task_list import TaskListing
+from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies
 from a2a_fabric.doors.context import Door, DoorContext
 
 _GRPC_MODULE = "a2a_fabric.doors.a2a.grpc"

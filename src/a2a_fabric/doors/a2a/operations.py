@@ -36,7 +36,8 @@ from a2a_fabric.doors.a2a.requests import (
     take_credentials,
 )
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskListing
+from a2a_fabric.doors.a2a.task_list import TaskListing
+from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, RequestHead, base_url_for
 from a2a_fabric.gateway import Gateway

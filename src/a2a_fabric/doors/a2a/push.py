@@ -15,7 +15,7 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.propagation import new_id, new_trace
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
-from a2a_fabric.doors.a2a.task_view import TaskUpdateBuilder
+from a2a_fabric.doors.a2a.task_updates import TaskUpdateBuilder
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.subscriptions import JobSubscription, JobSubscriptions
 from a2a_fabric.jobs.webhooks import new_delivery

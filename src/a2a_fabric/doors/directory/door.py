@@ -24,7 +24,8 @@ from a2a_fabric.doors.directory.http import (
     DirectoryMethods,
     DirectoryRoute,
 )
-from a2a_fabric.doors.directory.tasks import DirectoryTasks, TaskChains
+from a2a_fabric.doors.directory.task_chains import TaskChains
+from a2a_fabric.doors.directory.tasks import DirectoryTasks
 from a2a_fabric.doors.edge import AnonymousPolicy
 
 

@@ -23,7 +23,7 @@ from a2a_fabric.core.policy import narrow_manifest
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.agents import AgentDirectory, to_agent_id
 from a2a_fabric.doors.directory.jsonrpc import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent
-from a2a_fabric.doors.directory.tasks import DirectoryTaskRecord, record_from_job
+from a2a_fabric.doors.directory.task_chains import DirectoryTaskRecord, record_from_job
 from a2a_fabric.jobs.jobs import Jobs
 
 _ACTIVE_STATES: tuple[JobState, ...] = ("queued", "running", "input_required")

@@ -38,12 +38,8 @@ from a2a_fabric.doors.directory.jsonrpc import (
     RpcRequests,
     protocol_error_from,
 )
-from a2a_fabric.doors.directory.tasks import (
-    DirectoryAnswerParams,
-    DirectoryTaskIdParams,
-    DirectoryTaskParams,
-    DirectoryTasks,
-)
+from a2a_fabric.doors.directory.task_chains import DirectoryTaskParams
+from a2a_fabric.doors.directory.tasks import DirectoryAnswerParams, DirectoryTaskIdParams, DirectoryTasks
 from a2a_fabric.doors.edge import (
     CycleEndpoint,
     DoorEdge,

@@ -15,7 +15,6 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
 from a2a_fabric.core.json_text import find_json_problem
-from a2a_fabric.core.policy import ALL_SCOPES
 from a2a_fabric.core.propagation import (
     DELEGATION_HEADER_BYTES,
     MaybeChain,
@@ -23,6 +22,7 @@ from a2a_fabric.core.propagation import (
     chain_from_header,
     trace_from_traceparent,
 )
+from a2a_fabric.core.scopes import ALL_SCOPES
 from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.doors.context import DoorContext, Receive
 from a2a_fabric.identity.peer import NO_PEER, Peer, peer_from_scope

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import OPERATOR_PRINCIPAL
+from a2a_fabric.core.disclosure import OPERATOR_PRINCIPAL
 from a2a_fabric.core.ports import DoorPlugin
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.context import Door, DoorContext

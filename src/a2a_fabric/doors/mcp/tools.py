@@ -43,7 +43,7 @@ from a2a_fabric.doors.mcp.tool_names import ToolKey, ToolNames, assign_names
 from a2a_fabric.doors.mcp.tool_table import CatalogTool, ToolTable, make_canonical_name
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations import CallableTool, Operation, Operations, PlainToolCalls, PreparedOperation
-from a2a_fabric.operations.calls import PREFIX, forbidden_tool
+from a2a_fabric.operations.tools import PREFIX, forbidden_tool
 from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.apps import find_ui_uri, may_app_call, to_public_tool_meta
 from a2a_fabric.version import __version__

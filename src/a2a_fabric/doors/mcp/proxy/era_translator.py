@@ -16,19 +16,13 @@ from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.doors.mcp.proxy.upstream import (
-    JsonRpcMessage,
-    ServerMessage,
-    UpstreamSession,
-    list_pages,
-    read_tools,
-)
+from a2a_fabric.doors.mcp.proxy.upstream import JsonRpcMessage, ServerMessage, UpstreamSession, list_pages, read_tools
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import eras, wire
 from a2a_fabric.protocols.mcp.wire import INPUT_REQUIRED, McpProtocolError
 
 _MAX_ROUNDS = 32
-_ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
+ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
 _LISTEN_TIMEOUT = 10.0
 
 SendToClient = Callable[[SessionMessage], Awaitable[None]]
@@ -141,7 +135,7 @@ class EraTranslator:
         request = types.JSONRPCRequest(jsonrpc="2.0", id=question_id, method=method, params=question.get("params"))
         try:
             await self._send_to_client(SessionMessage(request, ServerMessageMetadata(related_request_id=request_id)))
-            async with asyncio.timeout(_ANSWER_TIMEOUT):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 answer = await future
         finally:
             self._pending_answers.pop(question_id, None)

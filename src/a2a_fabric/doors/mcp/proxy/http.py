@@ -53,7 +53,6 @@ from a2a_fabric.protocols.mcp.wire import (
 _EVENT_STREAM = "text/event-stream"
 _LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds; then the client opens the stream again
 _UNLIMITED_BYTES = 1 << 62  # bytes of such a stream: it is not buffered
-_MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _CANCEL_TIMEOUT = 5.0
 _MAX_SESSIONS = 10_000
 _PROBE_TIMEOUT = 10.0
@@ -248,11 +247,7 @@ class _HttpExchange:
     async def run(self) -> None:
         """Raises FabricError; a reply that has started then is ended."""
         proxied = self._proxied
-        timeout = (
-            _LONG_LIVED_TIMEOUT
-            if proxied.is_long_lived
-            else self._proxies.context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
-        )
+        timeout = _LONG_LIVED_TIMEOUT if proxied.is_long_lived else self._proxies.context.gateway.longest_timeout
         # Only for this exchange: tasks that outlive it, such as those of sessions, must not sign for its caller.
         token = current_call.set(proxied.signed_call)
         try:

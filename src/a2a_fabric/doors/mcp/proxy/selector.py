@@ -16,13 +16,7 @@ from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import RequestHead, head_from_scope
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpRequestServer
-from a2a_fabric.doors.mcp.proxy.endpoint import (
-    AgentProxy,
-    LongLivedStreams,
-    ProxiedCall,
-    ProxyEndpoint,
-    parse_call,
-)
+from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, LongLivedStreams, ProxiedCall, ProxyEndpoint, parse_call
 from a2a_fabric.doors.mcp.proxy.http import HttpProxies, HttpProxy
 from a2a_fabric.doors.mcp.request import DirectRequestContext
 from a2a_fabric.doors.mcp.servers import McpServers
@@ -30,7 +24,7 @@ from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, Tunnel
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from a2a_fabric.doors.mcp.proxy.sessions import EraBridge
+    from a2a_fabric.doors.mcp.proxy.era_bridge import EraBridge
 
 
 _MAX_PRINCIPALS = 1024
@@ -203,7 +197,7 @@ class ProxySelector:
     async def _make_bridge_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
         """Make the bridge on first use, because it imports the SDK."""
         if self._bridge is None:
-            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.sessions")
+            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.era_bridge")
             if self._bridge is None:
                 self._bridge = module.EraBridge(
                     self._context, idle_timeout=self._idle_timeout, max_sessions=self._max_sessions

@@ -60,7 +60,6 @@ from a2a_fabric.protocols.mcp.wire import (
     McpProtocolError,
 )
 
-_MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _LISTEN_TIMEOUT = 24 * 3600.0
 _OWN_REQUEST_TIMEOUT = 30.0  # seconds, for requests that the proxy itself makes
 _DEFAULT_STATUS = 200  # of error codes that have no HTTP status of their own
@@ -271,9 +270,7 @@ class StatelessProxy:
             await proxied.send.send_reply(202, b"")
             return
         reply = McpReply(request.id, proxied.send, self._ping_timers, None, proxied.trace)
-        timeout = (
-            _LISTEN_TIMEOUT if proxied.is_long_lived else self._context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
-        )
+        timeout = _LISTEN_TIMEOUT if proxied.is_long_lived else self._context.gateway.longest_timeout
         try:
             with reply:
                 async with asyncio.timeout(timeout):
