@@ -21,8 +21,8 @@ from a2a_fabric.core.agent import Capability, ListedAgent, Manifest, NodeListing
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.propagation import new_id
 from a2a_fabric.mesh.app import PeerApp
-from a2a_fabric.mesh.membership import Announcement
 from a2a_fabric.mesh.mailbox import NodeMailbox
+from a2a_fabric.mesh.membership import Announcement
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection

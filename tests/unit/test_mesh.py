@@ -203,6 +203,9 @@ async def test_a_message_that_is_not_signed_for_this_node_or_was_there_before_is
     with pytest.raises(DeadlineExceeded):
         await stranger.client_for("b").request("POST", "/", timeout=0.05, limit=100)
     assert (calls, there.dropped) == (1, 3)
+    there.drop_sender("a")  # it was silent for a while, and is back
+    there.receive(recorded)
+    assert (calls, there.dropped) == (1, 4)
     stranger.receive(recorded)
     assert stranger.dropped == 1
     assert subject == there.subject

@@ -52,7 +52,7 @@ from a2a_fabric.protocols.mcp.runtime_ports import (
 )
 
 _log = logging.getLogger(__name__)
-_FRAMES_TYPE = b"application/vnd.msgpack"
+FRAMES_TYPE = b"application/vnd.msgpack"
 _RELAY_HEADER_BYTES = RELAY_HEADER.encode()
 RELAYED_KEY = "fabric.relayed"  # in the scope of a request that a peer handed over: it is handed on no further
 _START_TIMEOUT = 30.0  # seconds for an agent whose resource is followed
@@ -116,7 +116,7 @@ class PeerApp:
                 await self._services.doors(restored, receive, send)
 
     async def _serve_peer(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(_ReplyWriter(send))
+        exchange = _Exchange(ReplyWriter(send))
         try:
             body = await read_body(receive, head_from_scope(scope), limit_request(self._services.body_limit))
             await run_until_disconnect(scope, receive, lambda: self._answer(path, body, exchange))
@@ -232,7 +232,7 @@ class PeerApp:
 _CHANGED = Event("status", {"status": "running", "message": "changed"})
 
 
-class _ReplyWriter:
+class ReplyWriter:
     """Pieces of a reply as ASGI: in one piece if the first one is the last, else as a stream."""
 
     def __init__(self, send: Send) -> None:
@@ -241,11 +241,11 @@ class _ReplyWriter:
 
     async def __call__(self, piece: bytes, is_last: bool) -> None:
         if is_last and not self._has_begun:
-            await send_reply(self._send, 200, piece, [], _FRAMES_TYPE)
+            await send_reply(self._send, 200, piece, [], FRAMES_TYPE)
             return
         if not self._has_begun:
             self._has_begun = True
-            head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", _FRAMES_TYPE)]}
+            head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", FRAMES_TYPE)]}
             await self._send(head)
         await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 

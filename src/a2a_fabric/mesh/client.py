@@ -43,7 +43,8 @@ PEER_PREFIX = "/.peer"  # only the private listeners of a node serve paths below
 RELAY_HEADER = "x-fabric-relayed"  # on a request that was handed over: who sent it, and how it arrived
 GRACE = 1.0  # seconds beyond a call's own time, so that the peer's time-out error arrives
 _QUESTION_TIMEOUT = 30.0
-_STREAM_BYTES = 2**62  # a stream is bounded by its time, and each frame by the size of a reply
+STREAM_BYTES = 2**62  # a stream is bounded by its time, and each frame by the size of a reply
+FRAMES_HEADERS = {"content-type": "application/vnd.msgpack"}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -114,7 +115,7 @@ class PeerClient:
     ) -> AbstractAsyncContextManager[StreamedReply]:
         """Hand a request over. The block gets the peer's reply; raises OutboundError."""
         return self._http.stream(
-            method, self._base_url + target, headers=headers, body=body or None, timeout=timeout, limit=_STREAM_BYTES
+            method, self._base_url + target, headers=headers, body=body or None, timeout=timeout, limit=STREAM_BYTES
         )
 
     async def _ask(self, path: str, question: dict[str, Any], kind: type[T]) -> T:
@@ -129,7 +130,7 @@ class PeerClient:
         url = f"{self._base_url}{PEER_PREFIX}{path}"
         try:
             async with self._http.stream(
-                "POST", url, headers=_FRAMES, body=body, timeout=timeout, limit=_STREAM_BYTES
+                "POST", url, headers=FRAMES_HEADERS, body=body, timeout=timeout, limit=STREAM_BYTES
             ) as reply:
                 if reply.status == 503:
                     raise AgentOffline(f"{self.name} takes no requests now")
@@ -160,6 +161,3 @@ def _decode(frame: ValueFrame, kind: type[T]) -> T:
         return msgspec.msgpack.decode(frame.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UpstreamFailed(f"A peer's answer cannot be read: {exc}"[:300]) from exc
-
-
-_FRAMES = {"content-type": "application/vnd.msgpack"}

@@ -5,12 +5,12 @@ call travels whole, with the principal as the first peer identified and authoriz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, error_from_code
 from a2a_fabric.core.result import Answers, Event, PassedOnAnswer, Result
 
@@ -140,6 +140,26 @@ def read_single_frame(data: bytes, limit: int) -> Frame | None:
     """The frame that is all of `data`; None if it is not one, or larger than `limit`. Raises UpstreamFailed."""
     size = int.from_bytes(data[:LENGTH_BYTES], "big")
     return _decode_frame(data[LENGTH_BYTES:]) if size == len(data) - LENGTH_BYTES and size <= limit else None
+
+
+async def read_result(body: bytes, next_chunk: Callable[[], Awaitable[bytes]], limit: int, emit: Emit) -> Result | None:
+    """The result of a call, after its events; None if the reply ended without one. `body` is its first piece.
+
+    Raises the error in the reply, and UpstreamFailed.
+    """
+    if isinstance(frame := read_single_frame(body, limit), ResultFrame):
+        return frame.result
+    reader = FrameReader(limit)
+    while body:
+        for frame in reader.feed(body):
+            if isinstance(frame, ResultFrame):
+                return frame.result
+            if isinstance(frame, ErrorFrame):
+                raise error_from_frame(frame)
+            if isinstance(frame, EventFrame):
+                await emit(frame.event)
+        body = await next_chunk()
+    return None
 
 
 def _decode_frame(content: bytes) -> Frame:

@@ -27,7 +27,7 @@ from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PEER_PREFIX
 from a2a_fabric.mesh.messages import (
     REFUSED_HEADER,
-    AcceptedNumbers,
+    AcceptedRequests,
     BodyMessage,
     CancelMessage,
     ChunkMessage,
@@ -73,7 +73,7 @@ class NodeMailbox:
         self._signer = None if key is None else MessageSigner(key)
         self._outbox = Outbox(name, start_id, prefix, publish, self._signer)
         self._is_member = is_member
-        self._accepted: dict[str, AcceptedNumbers] = {}
+        self._accepted = AcceptedRequests()
         self.subject = f"{prefix}.{name}"
         self._app = app
         self._body_limit = body_limit
@@ -118,7 +118,6 @@ class NodeMailbox:
 
     def drop_sender(self, node: str) -> None:
         """The node has left: its requests have no reader any more."""
-        self._accepted.pop(node, None)
         for (sender, _), received in list(self._received.items()):
             if sender == node:
                 received.disconnect()
@@ -180,10 +179,7 @@ class NodeMailbox:
             refusal = ReplyMessage(request.number, 503, {"retry-after": "1", REFUSED_HEADER: "1"}, b"", True)
             self._outbox.send_soon(request.sender, refusal)
             return
-        accepted = self._accepted.get(request.sender)
-        if accepted is None or accepted.start_id != request.start_id:
-            accepted = self._accepted[request.sender] = AcceptedNumbers(request.start_id)
-        if not accepted.add(request.number):
+        if not self._accepted.add(request.sender, request.start_id, request.number):
             self.dropped += 1
             _log.warning("a request of node %s arrived a second time and was dropped", request.sender)
             return

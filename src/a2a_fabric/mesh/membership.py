@@ -43,6 +43,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = 1
     oldest_protocol: int = 1
     connections: int = 0  # how often it has connected to NATS: what was under way between two of them may be lost
+    url: str = ""  # where calls may be sent over HTTP
 
 
 def describe_mismatch(announcement: Announcement) -> str | None:

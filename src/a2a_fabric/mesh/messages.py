@@ -16,6 +16,7 @@ import msgspec
 
 _RECENT = 1024  # numbers that are remembered below the highest
 _RECENT_MASK = (1 << _RECENT) - 1
+_STARTS = 10_000  # of nodes, whose accepted numbers are remembered
 
 WINDOW = 16  # pieces of a reply that may be under way
 PIECE_BYTES = 128 * 1024
@@ -77,8 +78,7 @@ encode_message = msgspec.msgpack.Encoder().encode
 class AcceptedNumbers:
     """The numbers of requests from one start of a node. They arrive nearly in order."""
 
-    def __init__(self, start_id: str) -> None:
-        self.start_id = start_id
+    def __init__(self) -> None:
         self._highest = 0
         self._recent = 0  # a bit for each number below the highest
 
@@ -93,3 +93,21 @@ class AcceptedNumbers:
             return False
         self._recent |= bit
         return True
+
+
+class AcceptedRequests:
+    """Which requests were accepted, by the start of the node that sent them. What is known of a node outlives its
+    absence: else requests that were recorded before could be sent again after it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], AcceptedNumbers] = {}
+
+    def add(self, sender: str, start_id: str, number: int) -> bool:
+        """False for a request that was there before."""
+        numbers = self._numbers.get((sender, start_id))
+        if numbers is None:
+            if len(self._numbers) >= _STARTS:
+                del self._numbers[next(iter(self._numbers))]
+            numbers = self._numbers[sender, start_id] = AcceptedNumbers()
+        return numbers.add(number)

@@ -28,6 +28,7 @@ from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.mesh.agents import MeshAgents, MeshRuntime
 from a2a_fabric.mesh.app import PeerApp
 from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.direct import DirectCalls, NodeStart
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.mailbox import NodeMailbox
 from a2a_fabric.mesh.membership import (
@@ -117,6 +118,8 @@ class Mesh:
             on_newcomer=lambda name: self._run_soon(self._announce(name)),
             on_reconnect=lambda member: self._interrupt(member.name),
         )
+        own, direct = NodeStart(member, self.start_id), settings.direct
+        self.direct = None if direct is None else DirectCalls(direct, own, self._key, self._membership.is_member)
         self._connection: NatsConnection | None = None
         self._subscribed: object | None = None  # the client that hears announcements
         self._reachable: object | None = None  # the client that receives what is sent to this node
@@ -145,6 +148,8 @@ class Mesh:
             key=self._key,
             serve_call=app.serve_call,
         )
+        if self.direct is not None:
+            self.direct.endpoint.open(app.serve_call, services.body_limit)
         self._tasks = [asyncio.ensure_future(self._run())]
 
     def stop(self) -> None:
@@ -174,6 +179,9 @@ class Mesh:
         self._state = "left"
         await self._announce()
         await cancel_and_wait(*self._tasks, *(each.fetching for each in self._others.values() if each.fetching))
+        for other in self._others.values():
+            if other.peer.direct is not None:
+                await other.peer.direct.aclose()
         if self._mailbox is not None:
             await self._mailbox.aclose()
         if self._connection is not None:
@@ -369,6 +377,7 @@ class Mesh:
             protocol=PROTOCOL,
             oldest_protocol=OLDEST_PROTOCOL,
             connections=self._connections,
+            url="" if self.direct is None else self.direct.url,
         )
         content = _encode(announcement)
         if self._key is not None:
@@ -400,7 +409,11 @@ class Mesh:
     def _on_join(self, member: Member) -> None:
         assert self._mailbox is not None  # noqa: S101
         announcement = member.announcement
-        peer = NodePeer(member.name, self._mailbox, self._reply_bytes)
+        link = None
+        if self.direct is not None and announcement.url:
+            node = NodeStart(member.name, announcement.start_id)
+            link = self.direct.link_to(node, announcement.url, self._reply_bytes)
+        peer = NodePeer(member.name, self._mailbox, self._reply_bytes, link)
         self.peers[member.name] = peer
         self._stopped_at.pop(member.name, None)
         self._joined.set()
@@ -420,6 +433,8 @@ class Mesh:
         self.peers.pop(member.name, None)
         if other is not None and other.fetching is not None:
             other.fetching.cancel()
+        if other is not None and other.peer.direct is not None:
+            self._run_soon(other.peer.direct.aclose())
         self.agents.remove(member.name)
         if self._mailbox is not None:
             self._mailbox.drop_sender(member.name)

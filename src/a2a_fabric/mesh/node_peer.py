@@ -1,5 +1,8 @@
 """Another node of the mesh as a peer: calls are messages of the mailbox, all else is HTTP over them, as for workers.
 
+Calls go over HTTP instead if both nodes are configured so (`mesh.direct`), and over NATS if that fails before the node
+has seen the call.
+
 Most replies are one message with one frame, so a call needs neither a stream nor a reader of frames."""
 
 from __future__ import annotations
@@ -10,16 +13,8 @@ from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, UpstreamFailed
 from a2a_fabric.core.result import Result
 from a2a_fabric.mesh.client import GRACE, PeerClient
-from a2a_fabric.mesh.frames import (
-    CallMode,
-    ErrorFrame,
-    EventFrame,
-    FrameReader,
-    ResultFrame,
-    encode_call,
-    error_from_frame,
-    read_single_frame,
-)
+from a2a_fabric.mesh.direct import DirectLink
+from a2a_fabric.mesh.frames import CallMode, encode_call, read_result
 from a2a_fabric.mesh.mailbox import CALL_TARGET, NodeMailbox
 from a2a_fabric.mesh.messages import REFUSED_HEADER, ReplyMessage
 from a2a_fabric.mesh.sent_requests import SentRequest
@@ -31,24 +26,35 @@ _NO_HEADERS: dict[str, str] = {}
 class NodePeer(PeerClient):
     """Counts what this node has sent there and is not answered (`under_way`)."""
 
-    def __init__(self, node: str, mailbox: NodeMailbox, reply_bytes: int) -> None:
+    def __init__(self, node: str, mailbox: NodeMailbox, reply_bytes: int, direct: DirectLink | None = None) -> None:
         super().__init__(f"node '{node}'", "", mailbox.client_for(node), reply_bytes)
         self._node = node
         self._mailbox = mailbox
+        self.direct = direct
         self.under_way = 0
 
     async def call(self, call: Call, emit: Emit, mode: CallMode) -> Result:
         timeout = call.target.timeout_ms / 1000 + GRACE
-        sent = self._mailbox.open_request(self._node)
-        expiry = asyncio.get_running_loop().call_later(timeout, sent.fail, DeadlineExceeded("The time is over"))
         self.under_way += 1
         try:
-            await sent.send("POST", CALL_TARGET, _NO_HEADERS, encode_call(call, mode))
-            return await self._read_result(sent, emit)
+            if self.direct is not None and mode == "node" and self.direct.is_usable:
+                try:
+                    return await self.direct.call(call, emit, timeout)
+                except ConnectFailed:
+                    pass  # it certainly did not arrive
+            return await self._call_over_nats(call, emit, mode, timeout)
         except OutboundError as exc:
             raise self._translate(exc, timeout) from exc
         finally:
             self.under_way -= 1
+
+    async def _call_over_nats(self, call: Call, emit: Emit, mode: CallMode, timeout: float) -> Result:
+        sent = self._mailbox.open_request(self._node)
+        expiry = asyncio.get_running_loop().call_later(timeout, sent.fail, DeadlineExceeded("The time is over"))
+        try:
+            await sent.send("POST", CALL_TARGET, _NO_HEADERS, encode_call(call, mode))
+            return await self._read_result(sent, emit)
+        finally:
             expiry.cancel()
             sent.close()
 
@@ -63,17 +69,14 @@ class NodePeer(PeerClient):
             raise AgentOffline(f"{self.name} takes no requests now")
         if piece.status != 200:
             raise UpstreamFailed(f"{self.name} answered with HTTP {piece.status}")
-        if piece.is_last and isinstance(frame := read_single_frame(piece.body, self._reply_bytes), ResultFrame):
-            return frame.result
-        reader, body = FrameReader(self._reply_bytes), piece.body
-        while True:
-            for frame in reader.feed(body):
-                if isinstance(frame, ResultFrame):
-                    return frame.result
-                if isinstance(frame, ErrorFrame):
-                    raise error_from_frame(frame)
-                if isinstance(frame, EventFrame):
-                    await emit(frame.event)
-            if sent.is_over:
-                raise self._build_interrupted()
-            body = (await sent.next_piece()).body
+
+        async def next_chunk() -> bytes:
+            while not sent.is_over:
+                if body := (await sent.next_piece()).body:
+                    return body
+            return b""
+
+        result = await read_result(piece.body or await next_chunk(), next_chunk, self._reply_bytes, emit)
+        if result is None:
+            raise self._build_interrupted()
+        return result

@@ -4,8 +4,9 @@ A node that is one process without a mesh has none, and pays nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.ports import AgentSource, Runtime, load_module
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PeerClient
+from a2a_fabric.mesh.direct import DIRECT_PATH
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.relay import OWNER_MARK, RequestRelay, forward_answers
 from a2a_fabric.mesh.services import PeerServices, refuse_admin
@@ -26,6 +28,8 @@ from a2a_fabric.registry.registry import Registry
 
 if TYPE_CHECKING:
     from a2a_fabric.mesh.node import Mesh
+
+_log = logging.getLogger(__name__)
 
 
 def _load_mesh() -> type[Mesh]:
@@ -52,6 +56,9 @@ class Peers:
         if settings is not None and not NODE_NAME.fullmatch(node_id):
             raise ConfigError("mesh: the `node_id` of a node in a mesh has letters, digits, `-` and `_` only")
         member = node_id if workers is None else workers.place.name
+        if settings is not None and settings.direct is not None and workers is not None:
+            _log.warning("mesh.direct: this node has several workers, so calls between nodes go over NATS")
+            settings = replace(settings, direct=None)  # one port, and each worker is a member of its own
         self._settings = settings
         self._node_id = node_id
         self.workers = workers
@@ -83,6 +90,13 @@ class Peers:
         self.mesh.agents.on_status = on_status
         own = replace(services, list_agents=exports.list_for, answer_admin=refuse_admin)
         await self.mesh.start(own, exports)
+
+    @property
+    def endpoints(self) -> Mapping[str, ASGIApp]:
+        """What other nodes reach on the port of this one, by path."""
+        if self.mesh is None or self.mesh.direct is None:
+            return {}
+        return {DIRECT_PATH: self.mesh.direct.endpoint}
 
     @property
     def sources(self) -> list[AgentSource]:

@@ -28,6 +28,22 @@ class SharedAgents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
 
+class DirectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls to nodes that say where they are reached go there over HTTP instead of over NATS."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="Where other nodes reach the port of this node, such as https://berlin-1.example:8000; http:// "
+            "only on loopback. Unset: this node calls others directly, and is called over NATS."
+        ),
+    ] = None
+    ca: Annotated[
+        str | None,
+        Meta(description="File of the authority that signed the certificates of the nodes. Unset: the system's."),
+    ] = None
+
+
 class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that announce themselves on the same NATS system under the same name are one mesh."""
 
@@ -57,6 +73,10 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     imports: Annotated[SharedAgents, Meta(description="Which agents of other sites this node takes in.")] = (
         SharedAgents()
     )
+    direct: Annotated[
+        DirectSettings | None,
+        Meta(description="Calls between nodes over HTTP, where nodes reach each other. Unset: over NATS."),
+    ] = None
     heartbeat_seconds: Annotated[
         float,
         Meta(ge=0.1, le=60, description="How often a node announces itself. Silent for four of these, it is gone."),

@@ -84,6 +84,7 @@ class DoorParts:
             self._authentication.build_identity_middleware(body_limit),
             None if peers is None else peers.build_relay(agents.find, body_limit),
             None if console is None else console.render_greeting,
+            {} if peers is None else peers.endpoints,
         )
 
     def _build_door(self, table: dict[str, Any]) -> Door:

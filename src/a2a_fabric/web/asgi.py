@@ -122,11 +122,14 @@ class WebApp:
         identity_middleware: IdentityMiddleware | None = None,
         hand_over: Callable[[ASGIApp], ASGIApp] | None = None,
         render_greeting: Callable[[], Response] | None = None,
+        peer_endpoints: Mapping[str, ASGIApp] | None = None,
     ) -> None:
         """`identity_middleware` is for a node that trusts the signed identities of others, `hand_over` wraps
         what is served by one of several processes: requests that belong to another go there, before anything else.
-        `render_greeting` makes the page that a browser gets at `/`; everyone else gets JSON.
+        `render_greeting` makes the page that a browser gets at `/`; everyone else gets JSON. `peer_endpoints` are for
+        other nodes, which prove to them who they are.
         """
+        self._peer_endpoints = dict(peer_endpoints or {})
         self._render_greeting = render_greeting
         self._hand_over = hand_over
         self._doors = doors
@@ -165,7 +168,7 @@ class WebApp:
             f"{VIEWS_PATH}{name}{path}": _serve_view(name, path, app)
             for name in self._views
             for path, app in self._hot_paths.items()
-        }
+        } | self._peer_endpoints
         own_routes = [] if token_middleware is None else token_middleware.routes
         self._router = Router([*own_routes, *self._routes], redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
