@@ -72,7 +72,7 @@ async def joined(
     own = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = {
         "nats": f"nats://127.0.0.1:{nats.port}", "name": mesh, "key": "a-secret-of-the-mesh",
-        "heartbeat_seconds": 0.3, "direct": {"url": own if url == "own" else url},
+        "heartbeat_seconds": 5, "direct": {"url": own if url == "own" else url},
     }  # fmt: skip
     config = {"node_id": name, "mesh": settings, "limits": {"body_bytes": 16 << 20, "reply_bytes": 16 << 20}}
     async with running(make_agent(name, work or Work()), config=config, listener=listener) as node:
@@ -151,7 +151,7 @@ async def test_a_connection_that_breaks_under_a_call_interrupts_it_and_the_next_
         url = f"http://127.0.0.1:{relay.port}"
         settings = {
             "nats": f"nats://127.0.0.1:{nats.port}", "name": "broken", "key": "a-secret-of-the-mesh",
-            "heartbeat_seconds": 0.3, "direct": {"url": url},
+            "heartbeat_seconds": 5, "direct": {"url": url},
         }  # fmt: skip
         config = {"node_id": "far", "mesh": settings}
         async with (
