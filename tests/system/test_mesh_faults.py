@@ -27,7 +27,7 @@ from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.nats.address import parse_nats_address
 from a2a_fabric.nats.connection import NatsConnection
 from a2a_fabric.nats.direct import DirectClient
-from tests.fixtures.nats import NatsCluster, NatsServer
+from tests.fixtures.nats import NatsCluster, NatsServer, free_port
 from tests.fixtures.nats_relay import NatsRelay
 from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 from tests.system.node import Node as NodeProcess
@@ -59,11 +59,14 @@ def make_agent(name: str) -> Agent:
 
 
 @asynccontextmanager
-async def joined(name: str, address: str, mesh: str, body_bytes: int = 16 << 20) -> AsyncIterator[Node]:
+async def joined(
+    name: str, address: str, mesh: str, body_bytes: int = 16 << 20, *, site: str = "default", store: str = "memory:"
+) -> AsyncIterator[Node]:
     """A node in this process, with one agent."""
-    settings = {"nats": address, "name": mesh, "key": "a-secret-of-the-mesh", "heartbeat_seconds": 0.3}
+    settings = {"nats": address, "name": mesh, "site": site, "key": "a-secret-of-the-mesh", "heartbeat_seconds": 0.3}
     limits = {"body_bytes": body_bytes, "reply_bytes": 16 << 20}
-    async with running(make_agent(name), config={"node_id": name, "mesh": settings, "limits": limits}) as node:
+    config = {"node_id": name, "mesh": settings, "limits": limits, "store": store}
+    async with running(make_agent(name), config=config) as node:
         yield node
 
 
@@ -164,8 +167,107 @@ async def test_a_node_with_wrong_credentials_serves_its_own_agents_and_says_why_
 
             await eventually(is_told)
             assert (await ask(node, "alone"))["ok"]
+            (own,) = (await node.operation("fabric.node.list"))["result"]["nodes"]
+            assert "uthorization" in own["problem"]
+            await asyncio.to_thread(server.restart_with, "authorization { user: fabric, password: wrong }")
+
+            async def has_joined() -> bool:
+                return (await node.operation("fabric.health"))["result"]["mesh"]["problem"] is None
+
+            await eventually(has_joined)
     finally:
         server.remove()
+
+
+async def test_an_old_server_without_jetstream_carries_a_mesh(nats: NatsServer) -> None:
+    async with NatsRelay(nats.port) as relay:
+        relay.version = b"2.0.0"
+        address = f"nats://127.0.0.1:{relay.port}"
+        async with joined("near", address, "old") as near, joined("far", address, "old"):
+            await wait_until_online(near, "far")
+            assert (await ask(near, "far"))["result"]["node"] == "far"
+
+
+async def test_a_full_log_of_the_store_leaves_calls_between_nodes_alone() -> None:
+    server = NatsServer().start()
+    try:
+        address = f"nats://127.0.0.1:{server.port}"
+        store = f"{address}/full?max_bytes=300000&timeout=1"
+        async with joined("near", address, "full", store=store) as near, joined("far", address, "full") as far:
+            await wait_until_online(near, "far")
+            await wait_until_online(far, "near")
+            errors = set[str]()
+
+            async def is_full() -> bool:
+                task = {"agent_id": "of-far", "capability": "where", "task": "x" * 100_000, "async": True}
+                envelope = await near.operation("fabric.call", task)
+                errors.add(envelope.get("error_code") or "")
+                return "STORE_UNAVAILABLE" in errors
+
+            await eventually(is_full)
+            assert (await ask(near, "far"))["result"]["node"] == "far"
+            assert (await ask(far, "near"))["result"]["node"] == "near"
+    finally:
+        server.remove()
+
+
+async def test_sites_that_cannot_reach_each_other_go_on_and_are_one_mesh_again() -> None:
+    """The cable between them is pulled: no connection is closed."""
+    port = free_port()
+    hub = NatsServer(f"leafnodes {{ listen: 127.0.0.1:{port} }}", jetstream="").start()
+    try:
+        async with NatsRelay(port) as border:
+            remote = f"leafnodes {{ remotes: [{{ url: nats://127.0.0.1:{border.port} }}], reconnect: 1 }}"
+            leaf = NatsServer(remote, jetstream="").start()
+            try:
+                office, plant = (f"nats://127.0.0.1:{server.port}" for server in (hub, leaf))
+                async with (
+                    joined("head", office, "apart", site="office") as head,
+                    joined("mill", plant, "apart", site="plant") as mill,
+                    joined("saw", plant, "apart", site="plant"),
+                ):
+                    for node, name in ((head, "saw"), (mill, "head"), (mill, "saw")):
+                        await wait_until_online(node, name)
+                    border.hold()
+                    await wait_until_offline(mill, "head")
+                    await wait_until_offline(head, "saw")
+                    assert (await ask(mill, "saw"))["result"]["node"] == "saw"
+                    assert (await ask(head, "saw"))["error_code"] == "AGENT_OFFLINE"
+                    border.go_on()
+                    border.drop()
+                    await wait_until_online(mill, "head")
+                    await wait_until_online(head, "saw")
+                    assert (await ask(head, "saw"))["result"]["node"] == "saw"
+            finally:
+                leaf.remove()
+    finally:
+        hub.remove()
+
+
+CLOCK = """
+import time
+_time = time.time
+time.time = lambda: _time() + {seconds}
+"""
+
+
+async def test_clocks_that_are_minutes_apart_change_nothing_for_callers(nats: NatsServer, tmp_path: Path) -> None:
+    for name, seconds in (("early", -120), ("late", 120)):
+        agents = f"- {{agent_id: of-{name}, endpoint: {{uri: 'python:held:one'}}}}\n"
+        write_node(tmp_path / name, name, nats, agents=agents, more=", name: clocks, heartbeat_seconds: 0.5")
+        (tmp_path / name / "sitecustomize.py").write_text(CLOCK.format(seconds=seconds))
+    with ExitStack() as stack:
+        early, late = (start_node(tmp_path / name, stack) for name in ("early", "late"))
+        until(lambda: len(online(early)) == 2 and len(online(late)) == 2, "both in one mesh")
+        for node, other in ((early, "late"), (late, "early")):
+            assert (await call_process(node, f"of-{other}", "where"))["result"]["node"] == other
+            slow = await call_process(node, f"of-{other}", "rest", seconds=30, timeout_ms=500)
+            assert slow["error_code"] == "TIMEOUT", slow
+            nodes = {each["node"]: each for each in node.json("nodes")["nodes"]}
+            assert {each["state"] for each in nodes.values()} == {"up"}
+            assert nodes[other]["heard_seconds"] < 30
+        started = {each["node"]: each["started_at"] for each in early.json("nodes")["nodes"]}
+        assert started["late"] - started["early"] > 200  # the clocks are apart
 
 
 @pytest.fixture(scope="module")

@@ -420,6 +420,25 @@ async def test_the_status_of_an_agent_is_the_best_that_one_of_its_nodes_says() -
     assert agents.get_status("x") == ("offline", "node 'b' left the mesh")
 
 
+def test_agents_of_one_name_that_are_not_the_same_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    agents = MeshAgents("here", SharedAgents())
+    own = {"mine": listed("mine", trust_tier="local").manifest}
+    agents.find_own = own.get
+    agents.set_listing(FakeHolder("a"), [listed("x"), listed("same"), listed("mine")])
+    sentence = "is not the same at"
+    assert caplog.text.count(sentence) == 1
+    assert "agent mine is not the same at this node and at node a" in caplog.text
+    agents.set_listing(FakeHolder("c"), [listed("x", trust_tier="local"), listed("same")])
+    agents.set_listing(FakeHolder("b"), [listed("x"), listed("same", "offline")])
+    assert "agent x is not the same at node a and at node c" in caplog.text
+    assert "Callers of this node see that of node a" in caplog.text
+    assert caplog.text.count(sentence) == 2
+    assert agents.describe("x") == listed("x").manifest  # as at every other node
+    agents.remove("c")
+    agents.set_listing(FakeHolder("c"), [listed("x", trust_tier="local")])
+    assert caplog.text.count(sentence) == 3
+
+
 @pytest.mark.parametrize(
     ("shared", "is_allowed"),
     [

@@ -56,6 +56,8 @@ class MeshAgents:
     def __init__(self, own_site: str, imports: SharedAgents) -> None:
         self.own_site = own_site
         self.on_status: Callable[[str, Status, str | None], None] = lambda *_: None  # the status of an agent changed
+        self.find_own: Callable[[str], Manifest | None] = lambda _: None  # an agent of this node
+        self._conflicts: set[str] = set()  # agents of which several nodes say different things
         self._imports = imports
         self._holders: dict[str, Holder] = {}
         self._listings: dict[str, dict[str, ListedAgent]] = {}  # by node; those of nodes that are gone stay, as offline
@@ -126,8 +128,24 @@ class MeshAgents:
                 self._manifests[agent_id] = manifest
                 has_news = True
             self._set_status(agent_id, names)
+            self._report_conflict(agent_id, names)
         if has_news:
             self._changed.set()
+
+    def _report_conflict(self, agent_id: str, names: Sequence[str]) -> None:
+        """Agents of one name are replicas if they are the same; else two sites have chosen one name."""
+        offers = [(f"node {name}", self._listings[name][agent_id].manifest) for name in names if name in self._holders]
+        if (own := self.find_own(agent_id)) is not None:
+            offers.insert(0, ("this node", own))
+        other = next((name for name, manifest in offers[1:] if _is_another_agent(manifest, offers[0][1])), None)
+        if other is None:
+            self._conflicts.discard(agent_id)
+        elif agent_id not in self._conflicts:
+            self._conflicts.add(agent_id)
+            _log.warning(
+                "agent %s is not the same at %s and at %s: capabilities or access differ. Callers of this node see "
+                "that of %s. Give one of them another agent_id", agent_id, offers[0][0], other, offers[0][0],
+            )  # fmt: skip
 
     def _set_status(self, agent_id: str, names: Sequence[str]) -> None:
         """The best that one of its nodes says."""
@@ -139,6 +157,14 @@ class MeshAgents:
         if self._statuses.get(agent_id) != status:
             self._statuses[agent_id] = status
             self.on_status(agent_id, *status)
+
+
+def _is_another_agent(one: Manifest, other: Manifest) -> bool:
+    """An agent without capabilities has not been asked for them yet."""
+    if not one.capabilities or not other.capabilities:
+        return False
+    names = [{each.name for each in manifest.capabilities} for manifest in (one, other)]
+    return names[0] != names[1] or (one.trust_tier, one.audience) != (other.trust_tier, other.audience)
 
 
 _RANK: dict[Status, int] = {"online": 0, "degraded": 1, "unknown": 2, "offline": 3}

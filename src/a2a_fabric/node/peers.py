@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.config import DEFAULT_NODE_ID, Config
-from a2a_fabric.core.agent import MESH_RUNTIME, Status
+from a2a_fabric.core.agent import MESH_RUNTIME, Manifest, Status, is_elsewhere
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.spans import Span
@@ -82,6 +82,11 @@ async def join_mesh(context: NodeContext, agents: AgentParts, calls: CallParts, 
         if manifest is None or manifest.runtime == MESH_RUNTIME:
             registry.health.set_status(agent_id, status, error)
 
+    def find_own(agent_id: str) -> Manifest | None:
+        manifest = registry.catalog.get(agent_id)
+        return None if manifest is None or is_elsewhere(manifest) else manifest
+
+    context.peers.mesh.agents.find_own = find_own
     calls.gateway.nodes = context.peers.mesh
     context.telemetry.metrics.add_source(context.peers.mesh.render_metrics)
     await context.peers.join_mesh(services, registry, set_status)
