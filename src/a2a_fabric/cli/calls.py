@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
+from a2a_fabric.cli.connection import Reconnection, complete_agent_ids, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import (
     clip_text,
@@ -27,7 +27,6 @@ from a2a_fabric.client.client import FabricClient
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamInterrupted
 
 _WAIT_MS = 25_000
-_PAUSE = 1.0  # before the next try, while the node is away
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _AWAY = (AgentOffline, UpstreamInterrupted)
@@ -90,7 +89,7 @@ async def _read_pages(node: FabricClient, query: dict[str, Any], limit: int) -> 
 
 async def _follow(node: FabricClient, query: dict[str, Any], *, as_json: bool) -> None:
     """Raises what the first request raises; later, a node that is away is waited for."""
-    is_away = False
+    reconnection = Reconnection()
     async with aclosing(node):
         page = await node.administer("calls", **query, limit=10)
         _print_lines(page["calls"][::-1], as_json=as_json)
@@ -101,12 +100,9 @@ async def _follow(node: FabricClient, query: dict[str, Any], *, as_json: bool) -
             except FabricError as error:
                 if not isinstance(error, _AWAY):
                     raise
-                if not is_away:
-                    remark(f"The node does not answer; waiting for it: {error.message}")
-                is_away = True
-                await asyncio.sleep(_PAUSE)
+                await reconnection.pause(error)
                 continue
-            is_away = False
+            reconnection.note_answer()
             _print_lines(page["calls"], as_json=as_json)
             if page["lost"] > lost:
                 remark(f"{page['lost'] - lost} calls were left out: there were more than the node records")

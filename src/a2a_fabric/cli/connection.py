@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from a2a_fabric.cli.output import report_errors
+from a2a_fabric.cli.output import remark, report_errors
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.local_node import find_node
 from a2a_fabric.config import read_environment
@@ -40,6 +40,22 @@ def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitabl
         return asyncio.run(exchange())
 
 
+class Reconnection:
+    """The pauses of a command that follows a node while that node is away, which the user is told once."""
+
+    def __init__(self) -> None:
+        self._is_away = False
+
+    async def pause(self, error: FabricError) -> None:
+        if not self._is_away:
+            remark(f"The node does not answer; waiting for it: {error.message}")
+        self._is_away = True
+        await asyncio.sleep(_PAUSE)
+
+    def note_answer(self) -> None:
+        self._is_away = False
+
+
 def administer(
     url: str | None, token: str | None, request: str, timeout: float | None = None, /, **arguments: Any
 ) -> dict[str, Any]:
@@ -54,6 +70,7 @@ def administer(
 
 _ADMIN_TIMEOUT = 15.0
 _COMPLETION_TIMEOUT = 1.0
+_PAUSE = 1.0  # before the next try, while the node is away
 
 
 def complete_agent_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.connection import connect
+from a2a_fabric.cli.connection import Reconnection, connect
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import print_json_line, print_line, remark, report_errors
+from a2a_fabric.cli.output import print_json_line, print_line, remark, replace_unprintable, report_errors
 from a2a_fabric.client.local_node import StateFolder
 from a2a_fabric.config import read_environment
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Forbidden, Unauthenticated
@@ -18,7 +18,6 @@ from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Forbid
 _WAIT = 20.0  # seconds that the node keeps a request open
 _TIMEOUT = 10.0  # beyond that
 _MAX_LINES = 1000
-_PAUSE = 1.0  # before the next try, while the node is away
 
 
 def show_log(
@@ -48,7 +47,7 @@ async def _show(query: dict[str, Any], url: str | None, token: str | None, *, fo
     """Raises what the first request raises; later, a node that is away is waited for."""
     node_id: str | None = None
     position: Any = None
-    is_away = False
+    reconnection = Reconnection()
     missing: list[str] = []
     address: str | None = None
     while True:
@@ -61,12 +60,9 @@ async def _show(query: dict[str, Any], url: str | None, token: str | None, *, fo
         except FabricError as error:
             if node_id is None or isinstance(error, Unauthenticated | AuthInvalid | AuthExpired | Forbidden):
                 raise
-            if not is_away:
-                remark(f"The node does not answer; waiting for it: {error.message}")
-            is_away = True
-            await asyncio.sleep(_PAUSE)
+            await reconnection.pause(error)
             continue
-        is_away = False
+        reconnection.note_answer()
         if node_id not in (None, page["node"]):  # it was started again, and its log begins anew
             remark(f"The node was started again at {time.strftime('%H:%M:%S')}")
             node_id, position = page["node"], None
@@ -101,4 +97,4 @@ def _format_line(line: dict[str, Any]) -> str:
     outcome = f"{line['error_code']}: {line.get('error', '')}" if line.get("error_code") else line.get("status") or ""
     caller = line.get("principal") or line.get("owner") or line.get("auth_mode") or ""
     text = f"{str(line.get('time', ''))[11:19]}  {what}  {duration}  {outcome}  {caller}"
-    return "".join(char if char.isprintable() else "?" for char in text.replace("\n", " ")).rstrip()
+    return replace_unprintable(text.replace("\n", " ")).rstrip()
