@@ -45,7 +45,6 @@ ARROWS: dict[str, set[str]] = {
     "authoring": {"core"},
     "cli": {ANYTHING},
     "client": {"core", "identity.keyfile", "outbound"},
-    "connecting": {"core", "importing.jsonc", "importing.yaml_text", "yamlfile"},
     "config": {
         "core",
         "federation.settings",
@@ -74,6 +73,7 @@ ARROWS: dict[str, set[str]] = {
     "importing": {"core", "yamlfile"},
     "jobs": {"core", "outbound"},
     "logins": {"core", "identity.keyfile", "outbound"},
+    "mcp_clients": {"core", "importing.jsonc", "importing.yaml_text", "yamlfile"},
     "mesh": {"core", "doors", "identity", "nats", "outbound", "protocols", "registry", "telemetry"},
     "messages": {"core", "jobs"},
     "nats": {"core"},

@@ -29,7 +29,7 @@ RETIRED_NAMES = set(
         """waist berth moor shipyard admittance fleet passage checkpoint furnish seat seats shelf entrance visit
         doorkeeper introductions desk postoffice errand parking interview farewell farewells lookout crying crier bell
         bells keeper patience narration seldom purse mending gathering saying told asked asker wish wishes
-        obituary rubbish house nowhere lean""",
+        obituary rubbish house nowhere lean unasked""",
     )
 )
 # Participles say how something came about, not what the function does.
@@ -37,9 +37,12 @@ PARTICIPLES = set(
     re.findall(
         r"\w+",
         """told asked said given found known kept seen meant heard written shown taken brought spoken wanted named
-        called answered followed finished explained described listed decoded encoded""",
+        called answered followed finished explained described listed decoded encoded
+        judging iterating blocking returning telling asking guarding""",
     )
 )
+# What a local variable or an argument must not be called: it is named after what it holds.
+VAGUE_LOCALS = set(re.findall(r"\w+", "told said given meant heard brought spoken came"))
 RETIRED_PROSE = re.compile(
     r"\b(whoever|none of ours|nobody|somebody|berths?|shipyard|the waist|errands?|standing orders?|farewells?"
     r"|doorkeeper|short way|long way|lean way|document 00\d|00[0-4]-\d\d)\b",
@@ -64,6 +67,7 @@ class Module:
     text: str
     public_classes: list[str]
     definitions: list[tuple[int, str, bool]]  # line, name, whether it is a function
+    vague_locals: list[tuple[int, str]]
     stop_words: range
 
 
@@ -81,6 +85,7 @@ def read_module(path: Path) -> Module:
         text,
         [each.name for each in tree.body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")],
         [(each.lineno, each.name, not isinstance(each, ast.ClassDef)) for each in definitions(tree)],
+        [(line, local) for line, local in local_names(tree) if local in VAGUE_LOCALS],
         stop_word_lines(tree) if name == STOP_WORDS_MODULE else range(0),
     )
 
@@ -93,6 +98,14 @@ def definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef | a
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def local_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
 
 
 def is_wire(module: str) -> bool:
@@ -125,6 +138,11 @@ def test_functions_are_verbs_and_not_participles() -> None:
         for line, name, is_function in module.definitions
         if is_function and name.strip("_") in PARTICIPLES
     ]
+    assert wrong == []
+
+
+def test_locals_are_named_after_what_they_hold() -> None:
+    wrong = [f"{module.path}:{line} {name}" for module in modules() for line, name in module.vague_locals]
     assert wrong == []
 
 

@@ -357,7 +357,7 @@ class Fabric:
 
     def _log_view_warnings(self, catalog: Catalog) -> None:
         """Once, when each agent has been asked what it offers, and after a change of the views."""
-        if self._has_checked_views or self.registry.unasked.has_any:
+        if self._has_checked_views or self.registry.pending_descriptions.has_any:
             return
         self._has_checked_views = True
         for warning in list_view_warnings(self._views, catalog):

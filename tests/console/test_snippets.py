@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.connecting.client_config import list_servers
-from a2a_fabric.connecting.clients import CLIENTS
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import build_entries, parse_servers
+from a2a_fabric.mcp_clients.client_config import list_servers
+from a2a_fabric.mcp_clients.clients import CLIENTS
 from tests.console.bench import TIMEOUT, browsing, visiting
 from tests.fixtures.node import PSK, Node, running
 

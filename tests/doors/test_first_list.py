@@ -102,7 +102,7 @@ async def test_after_a_restart_the_list_is_there_at_once_and_differences_are_tol
 
     async with running(manifests=manifests, config=config) as node:
         registry = node.fabric.registry
-        assert not registry.unasked.has_any
+        assert not registry.pending_descriptions.has_any
         assert sum(len(each.capabilities) for each in registry.catalog.agents) == 40
         async with client(node, "legacy", message_handler=on_message) as connected:
 

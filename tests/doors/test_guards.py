@@ -195,7 +195,7 @@ async def test_prompts_and_resources_pass_the_guards(mode: str) -> None:
         manifests = [{"agent_id": "shelf", "runtime": "mcp", "endpoint": {"uri": server.url}}]
         async with running(manifests=manifests, config={"guards": guards}) as node:
             async with asyncio.timeout(WAIT_TIMEOUT):
-                await node.fabric.registry.unasked.wait()
+                await node.fabric.registry.pending_descriptions.wait()
             for path in ("/mcp", "/agents/shelf/mcp"):
                 async with client(node, mode, path=path) as connected:
                     prompt, refusing = sorted(
@@ -221,7 +221,7 @@ async def test_a_refused_prompt_is_not_asked_for() -> None:
         config = guard("secrets", options={"action": "refuse"})
         async with running(manifests=manifests, config=config) as node:
             async with asyncio.timeout(WAIT_TIMEOUT):
-                await node.fabric.registry.unasked.wait()
+                await node.fabric.registry.pending_descriptions.wait()
             async with client(node, "2026-07-28") as connected:
                 prompt = min((await connected.list_prompts()).prompts, key=lambda each: "refuse" in each.name)
                 with pytest.raises(MCPError, match="refused by guard 'g'"):
@@ -316,7 +316,7 @@ async def test_tools_with_marks_of_injection_are_flagged_or_held_back(mode: str)
         agent = {"agent_id": "far", "runtime": "mcp", "endpoint": endpoint}
         async with running(manifests=[agent], config={"injection_marks": mode}) as node:
             async with asyncio.timeout(WAIT_TIMEOUT):
-                await node.fabric.registry.unasked.wait()
+                await node.fabric.registry.pending_descriptions.wait()
             await node.operation("fabric.call", {"agent_id": "far", "capability": "add", "task": ""})
             described = json.dumps(await node.operation("fabric.agent.describe", {"agent_id": "far"}))
             notices = [each for each in node.fabric.registry.list_tool_notices() if "prompt injection" in each]

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from a2a_fabric.cli.connect import ClientFile
-from a2a_fabric.connecting.client_config import ClientEntry, add_entry, remove_entry
-from a2a_fabric.connecting.clients import CLIENTS, Machine
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.mcp_clients.client_config import ClientEntry, add_entry, remove_entry
+from a2a_fabric.mcp_clients.clients import CLIENTS, Machine
 from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
 from tests.fixtures.mcp_servers.serving import EVERYDAY
 from tests.system.node import COMMAND, environment, running_node, until

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from a2a_fabric.connecting.clients import CLIENTS, Machine
+from a2a_fabric.mcp_clients.clients import CLIENTS, Machine
 from tests.fixtures.mcp_servers.serving import EVERYDAY
 from tests.system.node import run, running_node, until
 

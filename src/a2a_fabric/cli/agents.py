@@ -264,10 +264,10 @@ def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> N
 
 
 def _build_node_row(node: dict[str, Any]) -> tuple[str, ...]:
-    heard = f"{node['heard_seconds']:g} s ago" if node["heard_seconds"] else "here"
+    last_heard = f"{node['heard_seconds']:g} s ago" if node["heard_seconds"] else "here"
     age = format_duration(max(0.0, time.time() - node["started_at"]))
     counts = (str(node["agents"]), str(node["calls"]))
-    return (node["member"], node["site"], node["state"], *counts, node["version"], age, heard)
+    return (node["member"], node["site"], node["state"], *counts, node["version"], age, last_heard)
 
 
 def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -57,8 +57,8 @@ def list_calls(
 
     Example: a2a-fabric calls --failed --since 15m
     """
-    wanted = {"agent": agent, "capability": capability, "principal": principal, "door": door}
-    query: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    filters = {"agent": agent, "capability": capability, "principal": principal, "door": door}
+    query: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
     if failed:
         query["failed"] = True
     if since is not None:

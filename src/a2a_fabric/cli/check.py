@@ -111,7 +111,7 @@ async def _compare_patterns(setup: NodeSetup, node: Fabric) -> list[str]:
     chosen = [each.agent_id for each in registry.catalog.agents if registry.find_declaration(each).tools is not None]
     if not chosen and not setup.config.views:
         return []
-    await registry.unasked.wait()
+    await registry.pending_descriptions.wait()
     silent = [agent_id for agent_id in chosen if not registry.get_agent(agent_id).capabilities]
     return [
         f"agent {agent_id}: it did not say what it offers, so `tools` could not be compared with it"

@@ -21,7 +21,11 @@ from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.local_node import DEFAULT_URL, StateFolder, complete_url, find_token
 from a2a_fabric.config import find_unset, read_environment
-from a2a_fabric.connecting.client_config import (
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
+from a2a_fabric.core.files import check_writable, read_text, replace_text, report_write_errors
+from a2a_fabric.importing.servers import find_present, parse_servers
+from a2a_fabric.mcp_clients.client_config import (
     ClientEntry,
     ConfigChange,
     add_entry,
@@ -29,11 +33,7 @@ from a2a_fabric.connecting.client_config import (
     remove_entry,
     render_snippet,
 )
-from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
-from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
-from a2a_fabric.core.files import check_writable, read_text, replace_text, report_write_errors
-from a2a_fabric.importing.servers import find_present, parse_servers
+from a2a_fabric.mcp_clients.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.programs import INHERITED_VARIABLES
 
@@ -132,11 +132,11 @@ def _find_client(client: str) -> McpClient:
 def _resolve_file(client: McpClient, path: Path | None, environ: Mapping[str, str]) -> Path:
     """Resolve symbolic links, so that replacing the file keeps them. Raises ConfigError."""
     machine = Machine(platform=sys.platform, home=str(Path.home()), environ=environ)
-    wanted = (path or _choose_path(client, machine)).expanduser()
+    target = (path or _choose_path(client, machine)).expanduser()
     try:
-        return wanted.resolve()
+        return target.resolve()
     except (OSError, RuntimeError) as exc:
-        raise ConfigError(f"{wanted}: its symbolic links lead nowhere. Name another file with --path") from exc
+        raise ConfigError(f"{target}: its symbolic links lead nowhere. Name another file with --path") from exc
 
 
 def _choose_path(client: McpClient, machine: Machine) -> Path:

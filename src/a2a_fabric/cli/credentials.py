@@ -113,7 +113,7 @@ def inspect_passport(passport: Credential, as_json: Json = False) -> None:
 
     Example: a2a-fabric passport inspect passport.json
     """
-    with _judging():
+    with _report_as_bad_input():
         decoded, fields = decode_passport(_read_text(passport))
     if as_json:
         print_json(fields)
@@ -138,7 +138,7 @@ def verify_one_passport(
 
     Example: a2a-fabric passport verify passport.json --keys issuer.jwks.json
     """
-    with _judging():
+    with _report_as_bad_input():
         decoded, fields = decode_passport(_read_text(passport))
         public_key = read_public_keys(keys).get(decoded.key_id)
         if public_key is None:
@@ -235,7 +235,7 @@ def narrow_one_mandate(
     seconds = None if valid_for is None else parse_duration(valid_for, "--for")
     if depth and delegate_key is None:
         raise BadInput("--depth needs --delegate-key: only the holder of a key can pass a mandate on")
-    with _judging():
+    with _report_as_bad_input():
         narrowed = narrow_mandate(
             _read_text(mandate),
             read_key_file(key),
@@ -269,7 +269,7 @@ def prove_one_mandate(
 
     Example: a2a-fabric mandate prove mandate.txt --key planner.key --audience https://fabric.example
     """
-    with _judging():
+    with _report_as_bad_input():
         seconds = parse_duration(valid_for, "--for")
         proven = prove_mandate(
             _read_text(mandate), read_key_file(key), now=time.time(), seconds=seconds, audience=audience or ()
@@ -282,7 +282,7 @@ def inspect_mandate(mandate: Credential, as_json: Json = False) -> None:
 
     Example: a2a-fabric mandate inspect mandate.txt
     """
-    with _judging():
+    with _report_as_bad_input():
         parts = split_mandate(_read_text(mandate))
         links = [decode_link(part) for part in parts]
     if as_json:
@@ -312,7 +312,7 @@ def verify_one_mandate(
             raise AuthInvalid(f"{keys} has no key '{key_id[:64]}'")
         return public_keys[key_id]
 
-    with _judging():
+    with _report_as_bad_input():
         verified = verify_mandate(_read_text(mandate), find_key, time.time(), needs_proof=False)
         _check_revoked(revoked, verified.mandate_ids)
     if as_json:
@@ -328,7 +328,7 @@ def _find_id(value: str) -> str:
             raise BadInput("Name the passport or mandate by its id, which `inspect` shows, or by its file")
         if not Path(value).is_file():
             return value
-    with _judging():
+    with _report_as_bad_input():
         text = _read_text(value)
         if is_passport(text):
             return decode_passport(text)[0].agent_passport_id
@@ -336,7 +336,7 @@ def _find_id(value: str) -> str:
 
 
 @contextmanager
-def _judging() -> Iterator[None]:
+def _report_as_bad_input() -> Iterator[None]:
     """The credentials are what a command is about, not what it needs, so an error gives no advice about keys."""
     try:
         yield

@@ -70,8 +70,8 @@ def log_out(agent: AgentId, as_json: Json = False, url: Url = None, token: Token
     elif not reply["removed"]:
         remark(f"You were not signed in to {agent}.")
     else:
-        told = "Its server has taken the tokens back" if reply["revoked"] else "Its server was not told"
-        print_line(f"Signed out of {agent}. {told}.")
+        revocation = "Its server has taken the tokens back" if reply["revoked"] else "Its server was not told"
+        print_line(f"Signed out of {agent}. {revocation}.")
 
 
 def list_logins(as_json: Json = False, url: Url = None, token: Token = None) -> None:

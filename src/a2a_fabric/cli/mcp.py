@@ -25,7 +25,6 @@ from a2a_fabric.cli.output import remark
 from a2a_fabric.cli.up import start_node
 from a2a_fabric.client.local_node import RunningNode, StateFolder, check_token, complete_url, find_token
 from a2a_fabric.config import DEFAULT_LISTEN, read_environment
-from a2a_fabric.connecting.clients import TOKEN_VARIABLE
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
 from a2a_fabric.core.json_text import find_json_problem
@@ -42,6 +41,7 @@ from a2a_fabric.core.recording import CallOrigin, current_origin
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.mcp import McpDoor
 from a2a_fabric.doors.mcp.request import McpConnectionContext
+from a2a_fabric.mcp_clients.clients import TOKEN_VARIABLE
 from a2a_fabric.stores.description_files import DescriptionFiles
 
 _MAX_MESSAGE = 64 * 1024 * 1024

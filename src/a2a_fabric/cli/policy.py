@@ -184,7 +184,7 @@ def _decide_all(
     async def run() -> list[PolicyAnswer | FabricError]:
         with setup.locate_errors():
             async with build_node(setup, setup.config) as node:
-                await node.registry.unasked.wait()
+                await node.registry.pending_descriptions.wait()
                 policy = Policy(node.config.policy)
                 return [_try_decide(case, node, policy) for case in cases]
 

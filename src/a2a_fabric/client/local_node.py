@@ -65,11 +65,11 @@ class StateFolder:
         names = sorted(path.stem for path in self.nodes.glob("*.json"))
         return [entry for name in names if (entry := self.read_entry(name)) is not None]
 
-    def choose_name(self, wanted: str) -> str:
+    def choose_name(self, preferred: str) -> str:
         """The name, or the first one like it whose node does not run."""
-        names = (wanted, *(f"{wanted}-{number}" for number in range(2, 1000)))
+        names = (preferred, *(f"{preferred}-{number}" for number in range(2, 1000)))
         entries = ((each, self.read_entry(each)) for each in names)
-        return next((each for each, entry in entries if entry is None or not entry.is_running), wanted)
+        return next((each for each, entry in entries if entry is None or not entry.is_running), preferred)
 
 
 def read_birth(pid: int) -> str | None:

@@ -20,7 +20,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Sync[A], P], T]:
+def _make_blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Sync[A], P], T]:
     """The same method, which returns when the result is there."""
 
     @wraps(method)
@@ -30,7 +32,7 @@ def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Ca
     return run
 
 
-def _iterating(
+def _make_generator(
     method: Callable[Concatenate[A, P], AsyncGenerator[T]],
 ) -> Callable[Concatenate[_Sync[A], P], Generator[T]]:
     """The same method, whose events are an ordinary generator."""
@@ -42,7 +44,7 @@ def _iterating(
     return run
 
 
-def _returning_handle(
+def _make_handle_method(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, JobHandle]],
 ) -> Callable[Concatenate[_Sync[A], P], SyncJobHandle]:
     @wraps(method)
@@ -95,12 +97,12 @@ class _Sync(Generic[A]):
 class SyncJobHandle(_Sync[JobHandle]):
     """A `JobHandle` for code without an event loop."""
 
-    status = _blocking(JobHandle.status)
-    events = _iterating(JobHandle.events)
-    result = _blocking(JobHandle.result)
-    cancel = _blocking(JobHandle.cancel)
-    answer = _blocking(JobHandle.answer)
-    retry = _returning_handle(JobHandle.retry)
+    status = _make_blocking(JobHandle.status)
+    events = _make_generator(JobHandle.events)
+    result = _make_blocking(JobHandle.result)
+    cancel = _make_blocking(JobHandle.cancel)
+    answer = _make_blocking(JobHandle.answer)
+    retry = _make_handle_method(JobHandle.retry)
 
     @property
     def job_id(self) -> str:
@@ -108,35 +110,35 @@ class SyncJobHandle(_Sync[JobHandle]):
 
 
 class SyncDirectoryClient(_Sync[DirectoryClient]):
-    register = _blocking(DirectoryClient.register)
-    heartbeat = _blocking(DirectoryClient.heartbeat)
-    unregister = _blocking(DirectoryClient.unregister)
-    discover = _blocking(DirectoryClient.discover)
-    agent = _blocking(DirectoryClient.agent)
-    task = _blocking(DirectoryClient.task)
-    status = _blocking(DirectoryClient.status)
-    cancel = _blocking(DirectoryClient.cancel)
-    answer = _blocking(DirectoryClient.answer)
-    stream = _iterating(DirectoryClient.stream)
-    events = _iterating(DirectoryClient.events)
+    register = _make_blocking(DirectoryClient.register)
+    heartbeat = _make_blocking(DirectoryClient.heartbeat)
+    unregister = _make_blocking(DirectoryClient.unregister)
+    discover = _make_blocking(DirectoryClient.discover)
+    agent = _make_blocking(DirectoryClient.agent)
+    task = _make_blocking(DirectoryClient.task)
+    status = _make_blocking(DirectoryClient.status)
+    cancel = _make_blocking(DirectoryClient.cancel)
+    answer = _make_blocking(DirectoryClient.answer)
+    stream = _make_generator(DirectoryClient.stream)
+    events = _make_generator(DirectoryClient.events)
 
 
 class SyncMessagesClient(_Sync[MessagesClient]):
-    send = _blocking(MessagesClient.send)
-    get = _blocking(MessagesClient.get)
-    reply = _blocking(MessagesClient.reply)
-    conversation = _blocking(MessagesClient.conversation)
-    follow = _iterating(MessagesClient.follow)
+    send = _make_blocking(MessagesClient.send)
+    get = _make_blocking(MessagesClient.get)
+    reply = _make_blocking(MessagesClient.reply)
+    conversation = _make_blocking(MessagesClient.conversation)
+    follow = _make_generator(MessagesClient.follow)
 
 
 class SyncTasksClient(_Sync[TasksClient]):
-    create = _blocking(TasksClient.create)
-    get = _blocking(TasksClient.get)
-    list = _blocking(TasksClient.list)
-    events = _iterating(TasksClient.events)
-    result = _blocking(TasksClient.result)
-    answer = _blocking(TasksClient.answer)
-    cancel = _blocking(TasksClient.cancel)
+    create = _make_blocking(TasksClient.create)
+    get = _make_blocking(TasksClient.get)
+    list = _make_blocking(TasksClient.list)
+    events = _make_generator(TasksClient.events)
+    result = _make_blocking(TasksClient.result)
+    answer = _make_blocking(TasksClient.answer)
+    cancel = _make_blocking(TasksClient.cancel)
 
 
 class SyncFabricClient(_Sync[FabricClient]):
@@ -170,23 +172,23 @@ class SyncFabricClient(_Sync[FabricClient]):
             self._loop.run(self._target.aclose())
             self._loop.close()
 
-    agents = _blocking(FabricClient.agents)
-    search = _blocking(FabricClient.search)
-    describe = _blocking(FabricClient.describe)
-    route = _blocking(FabricClient.route)
-    tools = _blocking(FabricClient.tools)
-    nodes = _blocking(FabricClient.nodes)
-    health = _blocking(FabricClient.health)
-    call = _blocking(FabricClient.call)
-    stream = _iterating(FabricClient.stream)
-    ask = _blocking(FabricClient.ask)
-    stream_ask = _iterating(FabricClient.stream_ask)
-    route_request = _blocking(FabricClient.route_request)
-    submit = _returning_handle(FabricClient.submit)
-    jobs = _blocking(FabricClient.jobs)
-    tool = _blocking(FabricClient.tool)
-    operation = _blocking(FabricClient.operation)
-    administer = _blocking(FabricClient.administer)
+    agents = _make_blocking(FabricClient.agents)
+    search = _make_blocking(FabricClient.search)
+    describe = _make_blocking(FabricClient.describe)
+    route = _make_blocking(FabricClient.route)
+    tools = _make_blocking(FabricClient.tools)
+    nodes = _make_blocking(FabricClient.nodes)
+    health = _make_blocking(FabricClient.health)
+    call = _make_blocking(FabricClient.call)
+    stream = _make_generator(FabricClient.stream)
+    ask = _make_blocking(FabricClient.ask)
+    stream_ask = _make_generator(FabricClient.stream_ask)
+    route_request = _make_blocking(FabricClient.route_request)
+    submit = _make_handle_method(FabricClient.submit)
+    jobs = _make_blocking(FabricClient.jobs)
+    tool = _make_blocking(FabricClient.tool)
+    operation = _make_blocking(FabricClient.operation)
+    administer = _make_blocking(FabricClient.administer)
 
     def job(self, job_id: str) -> SyncJobHandle:
         return SyncJobHandle(self._target.job(job_id), self._loop)

@@ -135,11 +135,11 @@ class SignInPages:
 
     async def _finish(self, request: Request) -> Response:
         async def finish() -> dict[str, Any]:
-            given = await _read(request, _Finish)
+            answer = await _read(request, _Finish)
             redirect_uri = self._find_redirect_uri(request)
             async with self._bounded():
                 person = await self._load_client().redeem(
-                    given.code, given.state, given.verifier, redirect_uri, given.iss
+                    answer.code, answer.state, answer.verifier, redirect_uri, answer.iss
                 )
             name = person.principal_id
             if person.role is None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_came: set[int] = set()  # signals belong to the process, so this does too
+_received: set[int] = set()  # signals belong to the process, so this does too
 
 
 def hold_signals() -> None:
@@ -23,10 +23,10 @@ def hold_signals() -> None:
 def hand_over_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
     """Run those of the handlers, which are installed by now, whose signal has come."""
     for number, handler in handlers.items():
-        if number in _came:
-            _came.discard(number)
+        if number in _received:
+            _received.discard(number)
             handler()
 
 
 def _note(number: int, frame: Any) -> None:
-    _came.add(number)
+    _received.add(number)

@@ -271,8 +271,8 @@ def may_know_topic(principal: Principal, topic: str) -> bool:
 def _limits(principal: Principal) -> tuple[ScopeSet, ...]:
     scp, cap = principal.scp, principal.cap
     if principal.narrowed_by:
-        given = (scp, cap, *principal.narrowed_by)
-        return tuple(parse_scopes(scopes) for scopes in given if scopes is not None)
+        scope_lists = (scp, cap, *principal.narrowed_by)
+        return tuple(parse_scopes(scopes) for scopes in scope_lists if scopes is not None)
     if cap is None:
         return () if scp is None else (parse_scopes(scp),)
     return (parse_scopes(cap),) if scp is None else (parse_scopes(scp), parse_scopes(cap))

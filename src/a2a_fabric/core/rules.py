@@ -133,9 +133,9 @@ class _Names:
     """Names and patterns of one list."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        given = tuple(patterns)
-        self.literals = frozenset(each for each in given if "*" not in each and "?" not in each)
-        globs = tuple(each for each in given if each not in self.literals)
+        names = tuple(patterns)
+        self.literals = frozenset(each for each in names if "*" not in each and "?" not in each)
+        globs = tuple(each for each in names if each not in self.literals)
         self.pattern = compile_patterns(globs) if globs else None
 
     def match(self, name: str) -> bool:

@@ -132,7 +132,7 @@ class RemoteTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class TellsTraces(Protocol):
+class OffersTraces(Protocol):
     """A runtime whose agent is at another node, which may have recorded its part of a trace."""
 
     @property

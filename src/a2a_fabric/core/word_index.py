@@ -24,7 +24,7 @@ _MAX_SIGNALS = 200  # of one agent
 _STRIDE = 5000  # unchanged agents that one step of an update passes
 
 
-class Found(NamedTuple):
+class PhraseMatch(NamedTuple):
     """A phrase that occurs in a request, and the agents that have it."""
 
     phrase: str
@@ -66,14 +66,14 @@ class PhraseTable:
                 if not self._beginnings[beginning]:
                     del self._beginnings[beginning]
 
-    def find(self, words: Sequence[Word]) -> Iterator[Found]:
+    def find(self, words: Sequence[Word]) -> Iterator[PhraseMatch]:
         """Each phrase once, where it occurs first."""
         seen: set[str] = set()
         for position in range(len(words)):
             for phrase in self._extend("", words, position, MAX_PHRASE_WORDS):
                 if phrase not in seen:
                     seen.add(phrase)
-                    yield Found(phrase, position, self.agents[phrase], self._find_head(phrase))
+                    yield PhraseMatch(phrase, position, self.agents[phrase], self._find_head(phrase))
 
     def _extend(self, beginning: str, words: Sequence[Word], position: int, most: int) -> Iterator[str]:
         for form in words[position].forms:

@@ -23,7 +23,7 @@ from a2a_fabric.core.coordination import find_refusal_of_delegation, find_rule_t
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.federation import WordRouting
 from a2a_fabric.core.routing import may_answer_unnamed
-from a2a_fabric.core.word_index import Found, PhraseTable, WordIndex, list_trigger_phrases
+from a2a_fabric.core.word_index import PhraseMatch, PhraseTable, WordIndex, list_trigger_phrases
 from a2a_fabric.core.words import (
     MAX_PHRASE_WORDS,
     MAX_TEXT,
@@ -374,7 +374,7 @@ def _evidence_of(by_agent: dict[str, _Evidence], agent_id: str) -> _Evidence:
     return evidence
 
 
-def _add_all(by_agent: Mapping[str, _Evidence], matches: Sequence[Found], kind: MatchKind) -> None:
+def _add_all(by_agent: Mapping[str, _Evidence], matches: Sequence[PhraseMatch], kind: MatchKind) -> None:
     """A phrase that many agents have says less about each of them."""
     for found in matches:
         rarity = 1.0 / (1.0 + 0.25 * (len(found.agents).bit_length() - 1)) if kind == "signal" else 1.0
@@ -407,7 +407,7 @@ def _explain(kind: MatchKind, phrase: str) -> str:
     return f"the request has its {kind} '{shown}'"
 
 
-def _is_addressed(text: str, words: Sequence[Word], found: Found) -> bool:
+def _is_addressed(text: str, words: Sequence[Word], found: PhraseMatch) -> bool:
     """Whether a name is that of the addressee: "@basil", "Basil, …", "ask Basil …"; not "put basil in the soup"."""
     first = words[found.position]
     last = words[found.position + found.phrase.count(" ")]

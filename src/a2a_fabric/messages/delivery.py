@@ -18,15 +18,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import (
-    ATTACHMENTS,
-    Attachment,
-    Call,
-    Emit,
-    Handler,
-    Input,
-    attachment_from_part,
-)
+from a2a_fabric.core.call import ATTACHMENTS, Attachment, Call, Emit, Handler, Input, attachment_from_part
 from a2a_fabric.core.capability_choice import CapabilityChoice, choose_unnamed_capability
 from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, CapabilityNotFound, Conflict
 from a2a_fabric.core.job import JobSummary
@@ -213,12 +205,12 @@ def question_suffix(continuation: str) -> str:
     return f":{hashlib.sha256(continuation.encode()).hexdigest()[:16]}"
 
 
-def _parts_from_questions(asked: Questions) -> tuple[tuple[Part, ...], dict[str, Any]]:
+def _parts_from_questions(form: Questions) -> tuple[tuple[Part, ...], dict[str, Any]]:
     rendered = {
         key: {"kind": question.kind, "message": question.message, "schema": question.schema}
-        for key, question in asked.questions.items()
+        for key, question in form.questions.items()
     }
-    return (Part(kind="text", text=asked.message),), {QUESTION_KEY: {"questions": rendered}}
+    return (Part(kind="text", text=form.message),), {QUESTION_KEY: {"questions": rendered}}
 
 
 def _retryable_error(error: AllAttemptsFailed) -> AgentOffline | AllAttemptsFailed:

@@ -28,7 +28,7 @@ from a2a_fabric.core.result import Part
 from a2a_fabric.core.stores import ChangeNotices, MessageStore, call_store, inbox_topic, retry_store_call
 from a2a_fabric.core.tasks import prune_forever
 from a2a_fabric.messages.conversations import ConversationSignals, Senders, derive_conversation_id
-from a2a_fabric.messages.guarding import MessageContent, guard_message
+from a2a_fabric.messages.guards import MessageContent, guard_message
 from a2a_fabric.messages.settings import MessageSettings
 
 _RECOUNT_AFTER = 1.0

@@ -47,7 +47,7 @@ from a2a_fabric.messages.delivery import (
     question_suffix,
     reply_key,
 )
-from a2a_fabric.messages.guarding import MessageContent, guard_message
+from a2a_fabric.messages.guards import MessageContent, guard_message
 from a2a_fabric.messages.settings import MessageSettings
 
 _SENDER_ID_PREFIX = "id:"  # of the key of a message that has an id of the sender's own

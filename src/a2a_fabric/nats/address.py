@@ -85,19 +85,19 @@ def _add_port(match: re.Match[str]) -> str:
 
 def _read_credentials(credentials: str, values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
     user, colon, password = credentials.partition(":")
-    given: dict[str, str] = {}
+    fields: dict[str, str] = {}
     if colon:
-        given = {"user": unquote(user), "password": unquote(password)}
+        fields = {"user": unquote(user), "password": unquote(password)}
     elif user:
-        given = {"token": unquote(user)}
+        fields = {"token": unquote(user)}
     for name in ("token", "nkey"):
         if name in values:
-            given[name] = _resolve(name, values[name], environ)
+            fields[name] = _resolve(name, values[name], environ)
     if "creds" in values:
-        given["creds"] = _read_creds(values["creds"], environ)
-    if len(given.keys() - {"password"}) > 1:
+        fields["creds"] = _read_creds(values["creds"], environ)
+    if len(fields.keys() - {"password"}) > 1:
         raise ConfigError("NATS: the address has several credentials; give a password, a token, an nkey or creds")
-    return given
+    return fields
 
 
 def _resolve(option: str, value: str, environ: Mapping[str, str]) -> str:

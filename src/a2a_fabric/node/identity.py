@@ -25,9 +25,8 @@ from a2a_fabric.core.scopes import SCOPE_KINDS, is_known_scope
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.view import View
 from a2a_fabric.identity.certificates import CertificateCaller, CertificateCallers
-from a2a_fabric.identity.door_entry import DoorEntry
 from a2a_fabric.identity.keyfile import find_state_folder
-from a2a_fabric.identity.resolver import Resolver
+from a2a_fabric.identity.resolver import DoorResolver, Resolver
 from a2a_fabric.identity.shared_keys import SharedKey, SharedKeys, make_principal
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.registry.names import ReservedNames
@@ -102,7 +101,7 @@ class Authentication:
         self._views = _index_views(config)
         self._http: OutboundClient | None = None
         self._tokens: list[Any] = []  # those of earlier settings may still be checking a token
-        self._entries: list[DoorEntry] = []
+        self._entries: list[DoorResolver] = []
         self._trusted_nodes: TrustedNodes | None = None  # kept when the settings change: it remembers what was used
         self._used_tokens: UsedTokenStore | None = None
         self.keys = SharedKeys(collect_shared_keys(config, psk))
@@ -117,9 +116,9 @@ class Authentication:
         )
         self._set_nodes(self._list_nodes(self._config))
 
-    def build_entry(self, door: str, active_policy: ActivePolicy) -> DoorEntry:
+    def build_entry(self, door: str, active_policy: ActivePolicy) -> DoorResolver:
         """How one door identifies callers; it follows changes."""
-        entry = DoorEntry(door, self._identify, self.resolver.add_credentials, active_policy)
+        entry = DoorResolver(door, self._identify, self.resolver.add_credentials, active_policy)
         self._entries.append(entry)
         return entry
 

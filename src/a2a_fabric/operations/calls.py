@@ -150,18 +150,18 @@ class CallOperations:
         return self.start(call, options, emit)
 
     def choose_options(
-        self, wanted: JobOptions | None, capability: Capability | None, answers: Answers | msgspec.UnsetType
+        self, options: JobOptions | None, capability: Capability | None, answers: Answers | msgspec.UnsetType
     ) -> JobOptions | None:
         """Whether and how the call becomes a job: the caller decides, else the capability, else the node.
 
         A follow-up with answers continues a call that its agent holds open, so only its caller can make it a job.
         """
-        if answers or (wanted is not None and (wanted.at_once or wanted.job_after is not None)):
-            return wanted
+        if answers or (options is not None and (options.at_once or options.job_after is not None)):
+            return options
         if self._settings.job_after_ms is None and (capability is None or capability.job_after_ms is None):
-            return wanted
+            return options
         job_after = self._jobs.job_after_of_capability(capability)
-        return msgspec.structs.replace(wanted or JobOptions(), job_after=job_after, at_once=job_after == 0)
+        return msgspec.structs.replace(options or JobOptions(), job_after=job_after, at_once=job_after == 0)
 
     def clamp_timeout(self, timeout_ms: int | None, options: JobOptions | None) -> int:
         """The caller's timeout within the limits for calls or for jobs. Raises BadInput."""

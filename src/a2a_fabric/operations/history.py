@@ -21,7 +21,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import CallFilter, CallHistoryPort, CallRecord, Span, TraceNode, hide_from_caller
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
-from a2a_fabric.operations.remote_traces import MAX_DEPTH, list_unasked, read_remote_traces
+from a2a_fabric.operations.remote_traces import MAX_DEPTH, list_forbidden_nodes, read_remote_traces
 
 _MAX_WAIT_MS = 30_000
 _MAX_FOLLOWED = 500  # calls in one reply to a follower
@@ -100,7 +100,7 @@ class HistoryOperations:
         recorded = [span for record in records for span in record.spans]
         spans = [span for record in records for span in _list_spans(record)]
         if role != "operator":
-            return _make_trace(trace_id, spans, list_unasked(recorded))
+            return _make_trace(trace_id, spans, list_forbidden_nodes(recorded))
         remote = await read_remote_traces(self._gateway, trace_id, recorded, arguments.depth)
         elsewhere = [*remote.spans, *(await self._read_mesh(trace_id))]
         known = {span["span_id"] for span in spans}  # nodes may share a store, or have called each other

@@ -17,7 +17,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.message import Delivery, Message, Party
 from a2a_fabric.core.result import AnyJSON, Part, Result, format_timestamp
-from a2a_fabric.messages.guarding import NOTES_KEY
+from a2a_fabric.messages.guards import NOTES_KEY
 from a2a_fabric.messages.inboxes import InboxDraft, Inboxes
 from a2a_fabric.messages.messages import Messages, public_message_id, render_delivery
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments

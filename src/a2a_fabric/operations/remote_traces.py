@@ -20,7 +20,7 @@ from a2a_fabric.core.errors import (
     Forbidden,
     Unauthenticated,
 )
-from a2a_fabric.core.spans import RemoteTrace, Span, TellsTraces, TraceAnswer, TraceNode
+from a2a_fabric.core.spans import OffersTraces, RemoteTrace, Span, TraceAnswer, TraceNode
 from a2a_fabric.gateway import Gateway
 
 MAX_DEPTH = 4
@@ -39,7 +39,7 @@ async def read_remote_traces(gateway: Gateway, trace_id: str, spans: Iterable[Sp
     agent_ids = _list_agents(spans)
     if not agent_ids or depth < 1 or gateway.load_runtime is None:
         return RemoteTrace()
-    readers: dict[str, tuple[str, TellsTraces]] = {}
+    readers: dict[str, tuple[str, OffersTraces]] = {}
     nodes: list[TraceNode] = []
     for agent_id in agent_ids:
         try:
@@ -49,14 +49,16 @@ async def read_remote_traces(gateway: Gateway, trace_id: str, spans: Iterable[Sp
             continue
         if reader is not None and reader.node_address not in readers:
             readers[reader.node_address] = agent_id, reader
-    asked = list(readers.values())[:_MAX_NODES]
+    asked_readers = list(readers.values())[:_MAX_NODES]
     nodes += [_make_node(agent_id, "refused", "Too many nodes") for agent_id, _ in list(readers.values())[_MAX_NODES:]]
-    answers = await asyncio.gather(*(_ask(agent_id, reader, trace_id, depth) for agent_id, reader in asked))
-    found = [span for answer in answers for span in answer.spans]
-    return RemoteTrace(spans=tuple(found[:_MAX_SPANS]), nodes=(*nodes, *(each for a in answers for each in a.nodes)))
+    answers = await asyncio.gather(*(_ask(agent_id, reader, trace_id, depth) for agent_id, reader in asked_readers))
+    all_spans = [span for answer in answers for span in answer.spans]
+    return RemoteTrace(
+        spans=tuple(all_spans[:_MAX_SPANS]), nodes=(*nodes, *(each for a in answers for each in a.nodes))
+    )
 
 
-def list_unasked(spans: Iterable[Span]) -> list[TraceNode]:
+def list_forbidden_nodes(spans: Iterable[Span]) -> list[TraceNode]:
     """The nodes that are not asked for a caller who is not the operator."""
     reason = "Only the operator's question goes on to other nodes"
     return [_make_node(agent_id, "not_permitted", reason) for agent_id in _list_agents(spans)]
@@ -64,24 +66,24 @@ def list_unasked(spans: Iterable[Span]) -> list[TraceNode]:
 
 def _list_agents(spans: Iterable[Span]) -> list[str]:
     """Agents at other nodes that were called, each once."""
-    found = {
+    nodes = {
         str(span.attributes.get("fabric.agent_id")): None
         for span in spans
         if span.kind == "runtime" and span.attributes.get("fabric.runtime") == _RUNTIME
     }
-    return list(found)
+    return list(nodes)
 
 
-async def _find_reader(gateway: Gateway, agent_id: str) -> TellsTraces | None:
+async def _find_reader(gateway: Gateway, agent_id: str) -> OffersTraces | None:
     """Raises FabricError."""
     manifest = gateway.registry.catalog.get(agent_id)
     if manifest is None or gateway.load_runtime is None:
         raise AgentOffline(f"Agent '{agent_id}' is no longer listed, so its node cannot be asked")
     runtime = await gateway.load_runtime(manifest)
-    return runtime if isinstance(runtime, TellsTraces) else None
+    return runtime if isinstance(runtime, OffersTraces) else None
 
 
-async def _ask(agent_id: str, reader: TellsTraces, trace_id: str, depth: int) -> RemoteTrace:
+async def _ask(agent_id: str, reader: OffersTraces, trace_id: str, depth: int) -> RemoteTrace:
     timeout = _SECONDS_PER_NODE * depth
     try:
         async with asyncio.timeout(timeout):

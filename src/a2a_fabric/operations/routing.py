@@ -254,19 +254,19 @@ class RequestRouting:
         )
         if hit is None:
             return None
-        manifest = self._narrow_to_meant(hit)
+        manifest = self._narrow_to_hit(hit)
         route = self.route_to(manifest, text, "what its card says is the nearest to the request by meaning")
         best = msgspec.structs.replace(route.candidates[0], score=round(100 * hit.score))
         return msgspec.structs.replace(route, candidates=(best,))
 
-    def _narrow_to_meant(self, hit: MeaningHit) -> Manifest:
+    def _narrow_to_hit(self, hit: MeaningHit) -> Manifest:
         """The agent with the capability that is meant alone, unless that one may change something."""
-        meant = None if hit.capability is None else hit.manifest.find_capability(hit.capability)
+        best = None if hit.capability is None else hit.manifest.find_capability(hit.capability)
         has_default = any(each.default for each in hit.manifest.capabilities)
         is_learnt = self._is_learnt(hit.manifest.agent_id)
-        if meant is None or has_default or may_change_something(meant, is_learnt=is_learnt):
+        if best is None or has_default or may_change_something(best, is_learnt=is_learnt):
             return hit.manifest
-        return msgspec.structs.replace(hit.manifest, capabilities=(meant,))
+        return msgspec.structs.replace(hit.manifest, capabilities=(best,))
 
     async def _find_nearest(self, principal: Principal, text: str) -> list[SearchHit]:
         tiers = tuple(list_visible_tiers(principal))

@@ -85,6 +85,6 @@ class SignedClient:
 
 def _add_bearer(options: HTTPRequestOptions, token: str | None) -> HTTPRequestOptions:
     """The same request with this token alone; without any if there is none."""
-    given: Mapping[str, str] = options.get("headers", {})
-    headers = {name: value for name, value in given.items() if name.lower() != "authorization"}
+    headers_before: Mapping[str, str] = options.get("headers", {})
+    headers = {name: value for name, value in headers_before.items() if name.lower() != "authorization"}
     return {**options, "headers": headers if token is None else {**headers, "authorization": f"Bearer {token}"}}

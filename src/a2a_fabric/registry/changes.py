@@ -43,7 +43,7 @@ class RegistryChanges:
         self._signal.set()
 
 
-class UnaskedAgents:
+class PendingDescriptions:
     """The operator's agents whose capabilities are not known, because they were not asked yet.
 
     `has_any` is False nearly always; then nothing waits.
@@ -54,18 +54,18 @@ class UnaskedAgents:
         self._timeout = timeout
         self._agents: set[str] = set()
         self._reported: set[str] = set()
-        self._all_asked = asyncio.Event()
+        self._all_described = asyncio.Event()
 
     def add(self, agent_id: str) -> None:
         self._agents.add(agent_id)
         self.has_any = True
-        self._all_asked.clear()
+        self._all_described.clear()
 
     def discard(self, agent_id: str) -> None:
         self._agents.discard(agent_id)
         self.has_any = bool(self._agents)
         if not self.has_any:
-            self._all_asked.set()
+            self._all_described.set()
 
     def is_last(self, agent_id: str) -> bool:
         return self._agents == {agent_id}
@@ -79,7 +79,7 @@ class UnaskedAgents:
             return
         try:
             async with asyncio.timeout(self._timeout):
-                await self._all_asked.wait()
+                await self._all_described.wait()
         except TimeoutError:
             silent = sorted(self._agents - self._reported)
             self._reported.update(silent)

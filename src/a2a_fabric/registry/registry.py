@@ -31,7 +31,7 @@ from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.core.view import EVERY_CAPABILITY
 from a2a_fabric.registry.agent_tools import AgentToolReport, AgentTools, InjectionMarks
 from a2a_fabric.registry.catalog import Catalog, PersonalCatalogs
-from a2a_fabric.registry.changes import RegistryChanges, UnaskedAgents
+from a2a_fabric.registry.changes import PendingDescriptions, RegistryChanges
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import (
@@ -135,7 +135,7 @@ class Registry:
         self._registered_ids: set[str] = set()  # of the agents that are not the operator's
         self._changed: set[str] = set()  # what the next swap changes
         self._probed: dict[str, Manifest] = {}  # the declarations of agents that were asked about themselves
-        self.unasked = UnaskedAgents(first_list_timeout)
+        self.pending_descriptions = PendingDescriptions(first_list_timeout)
         self._tools_by_agent = AgentTools(memory, pin_tools=pin_tools, injection_marks=injection_marks)
         self._memory = memory
         self._detected_runtimes: dict[str, tuple[dict[str, Any], str]] = {}
@@ -241,7 +241,7 @@ class Registry:
 
     async def wait_for_lists(self, principal: Principal) -> None:
         """Wait, for a short time, until what this caller is to be shown is known."""
-        await self.unasked.wait()
+        await self.pending_descriptions.wait()
         if self.has_logins and self.load_listings is not None:
             owner = find_login_owner(principal)
             if owner is not None:
@@ -370,10 +370,10 @@ class Registry:
     def record_probe(self, declared: Manifest) -> None:
         """The agent was asked about itself, whether it answered or not."""
         self._probed[declared.agent_id] = declared
-        if self.unasked.has_any:
-            if self._swap_timer is not None and self.unasked.is_last(declared.agent_id):
+        if self.pending_descriptions.has_any:
+            if self._swap_timer is not None and self.pending_descriptions.is_last(declared.agent_id):
                 self._swap_catalog()  # what all of them said is listed before the list that waits for it
-            self.unasked.discard(declared.agent_id)
+            self.pending_descriptions.discard(declared.agent_id)
 
     def describe_tools(self, agent_id: str) -> AgentToolReport:
         """What the operator should know of an agent's tools."""
@@ -456,7 +456,11 @@ class Registry:
                 self._completions.pop(agent_id, None)
                 self._detected_runtimes.pop(agent_id, None)
                 self._probed.pop(agent_id, None)
-            (self.unasked.add if self._is_unasked(agent_id) else self.unasked.discard)(agent_id)
+            (
+                self.pending_descriptions.add
+                if self._is_description_pending(agent_id)
+                else self.pending_descriptions.discard
+            )(agent_id)
         self.has_logins = bool(self._login_agents)
         self.changes.notify()
         for listener in self._listeners:
@@ -503,7 +507,7 @@ class Registry:
         listed = None if agent_id in self._hidden else self._listed.get(agent_id)
         return listed or self._tools_by_id.get(agent_id)
 
-    def _is_unasked(self, agent_id: str) -> bool:
+    def _is_description_pending(self, agent_id: str) -> bool:
         declared = self._find_declared(agent_id)
         if declared is None or declared.capabilities or agent_id in self._completions or is_elsewhere(declared):
             return False
@@ -583,8 +587,8 @@ class Registry:
             self._completions[declared.agent_id] = declared, self._apply_declared_fields(declared, remembered)
 
     def _was_probed(self, declared: Manifest) -> bool:
-        asked = self._probed.get(declared.agent_id)
-        return asked is not None and _is_same_declaration(asked, declared)
+        probed = self._probed.get(declared.agent_id)
+        return probed is not None and _is_same_declaration(probed, declared)
 
 
 def _is_same_declaration(first: Manifest, second: Manifest) -> bool:

@@ -275,5 +275,5 @@ def _judge_reply(body: bytes) -> ServerProblem | None:
         return None
     error = message.get("error") if isinstance(message, dict) else None
     reason = error.get("message") if isinstance(error, dict) else None
-    said = f": {' '.join(reason.split())[:_MAX_REASON]}" if isinstance(reason, str) else ""
-    return ServerProblem(text=f"it refused to begin{said}" if error else "it does not speak MCP", status="error")
+    explanation = f": {' '.join(reason.split())[:_MAX_REASON]}" if isinstance(reason, str) else ""
+    return ServerProblem(text=f"it refused to begin{explanation}" if error else "it does not speak MCP", status="error")

@@ -73,12 +73,12 @@ def _describe(call: Call) -> GuardSubject:
 
 def read_arguments(call: Call) -> dict[str, Any]:
     """The payload of a call."""
-    given = call.input
+    call_input = call.input
     return _to_payload(
         _Arguments(
-            task=given.task,
-            context=given.context,
-            attachments=given.attachments,
+            task=call_input.task,
+            context=call_input.context,
+            attachments=call_input.attachments,
             answers=call.answers,
             original=_read_original(call.original),
         )

@@ -77,11 +77,11 @@ class JobStoreContract:
             await store.jobs.cancel(unknown, CANCELLED_OUTCOME)
 
     async def test_the_same_key_of_the_same_owner_is_the_same_job(self, store: Store) -> None:
-        asked = make_call(task="a")
-        first = await store.jobs.accept(make_new_job(task="a", key="k", digest=compute_call_digest(asked)))
-        again = await store.jobs.accept(make_new_job(task="a", key="k", digest=compute_call_digest(asked)))
+        call = make_call(task="a")
+        first = await store.jobs.accept(make_new_job(task="a", key="k", digest=compute_call_digest(call)))
+        again = await store.jobs.accept(make_new_job(task="a", key="k", digest=compute_call_digest(call)))
         other = await store.jobs.accept(
-            make_new_job(task="a", key="k", digest=compute_call_digest(asked), owner="psk:bob")
+            make_new_job(task="a", key="k", digest=compute_call_digest(call), owner="psk:bob")
         )
         assert (again.job.job_id, again.is_new) == (first.job.job_id, False)
         assert other.is_new
@@ -99,7 +99,7 @@ class JobStoreContract:
         self, store: Store
     ) -> None:
         twice, refused = make_new_job(), make_new_job(priority=9)
-        asked = [
+        new_jobs = [
             twice,
             make_new_job(),
             make_new_job(key="k", digest="d"),
@@ -108,12 +108,12 @@ class JobStoreContract:
             make_new_job(key="k", digest="d"),
             make_new_job(),
         ]
-        got = await asyncio.gather(*(store.jobs.accept(new) for new in asked), return_exceptions=True)
+        got = await asyncio.gather(*(store.jobs.accept(new) for new in new_jobs), return_exceptions=True)
         assert isinstance(got[3], BadInput)
         is_new = [not isinstance(each, BaseException) and each.is_new for each in got]
         assert (is_new[0] + is_new[4], is_new[2] + is_new[5], is_new[1], is_new[6]) == (1, 1, True, True)
         assert len((await store.jobs.list(JobFilter())).jobs) == 4
-        for each in (twice, asked[2]):
+        for each in (twice, new_jobs[2]):
             assert [text for _, text in await read_event_log(store, each.job_id)] == []
 
     async def test_many_callers_with_one_key_get_one_job(self, store: Store) -> None:
@@ -123,23 +123,23 @@ class JobStoreContract:
 
     async def test_one_refused_key_leaves_the_others_of_its_moment_alone(self, store: Store) -> None:
         await store.jobs.accept(make_new_job(key="k", digest="d"))
-        asked = [
+        accepts = [
             store.jobs.accept(make_new_job(key="k", digest="other") if at == 5 else make_new_job()) for at in range(10)
         ]
-        got = await asyncio.gather(*asked, return_exceptions=True)
+        got = await asyncio.gather(*accepts, return_exceptions=True)
         assert [isinstance(each, Conflict) for each in got] == [at == 5 for at in range(10)]
         assert len((await store.jobs.list(JobFilter())).jobs) == 10
 
     async def test_jobs_are_claimed_by_priority_then_time_then_age(self, store: Store) -> None:
         now = time.time()
-        wanted = [
+        in_order = [
             make_new_job(task="urgent", priority=4),
             make_new_job(task="early", run_at=now - 100),
             make_new_job(task="first", run_at=now - 50),
             make_new_job(task="second", run_at=now - 50),
             make_new_job(task="low", priority=1, run_at=now - 1000),
         ]
-        for new in (wanted[2], wanted[4], wanted[3], wanted[1], wanted[0]):
+        for new in (in_order[2], in_order[4], in_order[3], in_order[1], in_order[0]):
             await store.jobs.accept(new)
         claimed = [
             *await store.jobs.claim(make_claim_request(limit=2)),
@@ -381,8 +381,8 @@ class JobStoreContract:
     async def test_cancelling_asks_the_holder_of_a_running_job(self, store: Store) -> None:
         job = await accept_and_claim(store)
         for _ in range(2):
-            asked = await store.jobs.cancel(job.job_id, CANCELLED_OUTCOME)
-            assert (asked.state, asked.cancel_requested, asked.events) == ("running", True, 0)
+            summary = await store.jobs.cancel(job.job_id, CANCELLED_OUTCOME)
+            assert (summary.state, summary.cancel_requested, summary.events) == ("running", True, 0)
         [pulse] = await store.jobs.heartbeat([job.fencing_token], 60)
         assert pulse.is_held
         assert pulse.cancel_requested
@@ -483,8 +483,8 @@ class JobStoreContract:
         await store.jobs.accept(make_new_job("a", owner="psk:bob"))
         await store.jobs.accept(make_new_job("b"))
 
-        async def count(**wanted: object) -> int:
-            return len((await store.jobs.list(JobFilter(**wanted))).jobs)  # type: ignore[arg-type]
+        async def count(**filters: object) -> int:
+            return len((await store.jobs.list(JobFilter(**filters))).jobs)  # type: ignore[arg-type]
 
         assert await count() == 3
         assert await count(owner="psk:alice") == 2

@@ -31,14 +31,7 @@ from a2a_fabric.core.result import Part
 from a2a_fabric.core.spans import CallFilter, StoredCall
 from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic
 from a2a_fabric.testing.job_store_contract import JobStoreContract
-from a2a_fabric.testing.values import (
-    TIMEOUT,
-    join_text,
-    make_manifest,
-    make_new_job,
-    make_new_message,
-    wait_until,
-)
+from a2a_fabric.testing.values import TIMEOUT, join_text, make_manifest, make_new_job, make_new_message, wait_until
 
 PERCY = Party(id="percy").inbox
 
@@ -521,9 +514,9 @@ class MessageStoreContract:
                 return "refused"
             return "new" if posted.job is not None else "known"
 
-        said = await asyncio.gather(*(post(number // 2) for number in range(60)))
+        outcomes = await asyncio.gather(*(post(number // 2) for number in range(60)))
         for number in range(30):
-            assert sorted(said[2 * number : 2 * number + 2]) == (
+            assert sorted(outcomes[2 * number : 2 * number + 2]) == (
                 ["refused"] * 2 if number % 3 == 0 else ["known", "new"]
             )
         kept = await store.messages.read_conversation("conv_1")
@@ -681,7 +674,7 @@ class RegistrationStoreContract:
         assert seen == {f"a{n}" for n in range(60)}
 
     @pytest.mark.parametrize(
-        ("wanted", "found"),
+        ("filters", "found"),
         [
             ({}, ["one", "two"]),
             ({"owner": BOB}, ["two"]),
@@ -698,13 +691,13 @@ class RegistrationStoreContract:
         ],
     )
     async def test_every_field_of_a_manifest_can_be_searched(
-        self, store: Store, wanted: dict[str, Any], found: list[str]
+        self, store: Store, filters: dict[str, Any], found: list[str]
     ) -> None:  # fmt: skip
         one = make_manifest("one", "parse_recipe", tags=("x",), runtime="http", realm="r", cog_id="c", delegate_id="d")
         two = make_manifest("two", "fly", tags=("x", "y"), runtime="mcp", node_id="n2", trust_tier="public")
         await store.registrations.register(one, ALICE)
         await store.registrations.register(two, BOB)
-        assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(**wanted))] == found
+        assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(**filters))] == found
 
     async def test_listing_goes_page_by_page(self, store: Store) -> None:
         for n in range(5):

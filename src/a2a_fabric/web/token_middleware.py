@@ -88,7 +88,7 @@ class TokenMiddleware:
     def _find_word(self, scope: str) -> str:
         """The issuers' word that gives this scope; the scope itself if no word does, since tokens may have it, too."""
         kind, _, name = scope.partition(":")
-        return next((word for word, given in self._grants.items() if given.grants(kind, name)), scope)
+        return next((word for word, scopes in self._grants.items() if scopes.grants(kind, name)), scope)
 
     async def _serve_metadata(self, request: Request) -> Response:
         path = request.path_params.get("path", "")

@@ -49,18 +49,18 @@ _log = logging.getLogger(__name__)
 
 
 class GrpcListener:
-    """Where the gRPC server listens, and who its clients are. `wanted` None: as the node's own listener does."""
+    """Where the gRPC server listens, and who its clients are. `mode` None: as the node's own listener does."""
 
-    def __init__(self, address: str, tls: TLSFiles | None, wanted: ClientCertificates | None) -> None:
+    def __init__(self, address: str, tls: TLSFiles | None, mode: ClientCertificates | None) -> None:
         """Raises ConfigError."""
         self._address = address
         self._relay: _TLSRelay | None = None
         self._credentials: grpc.ServerCredentials | None = None
         if tls is None:
-            if wanted not in (None, "off"):
+            if mode not in (None, "off"):
                 raise ConfigError("doors: a2a: grpc_client_certificates needs `tls`")
             return
-        files = replace(tls, client_certificates=wanted or tls.client_certificates)
+        files = replace(tls, client_certificates=mode or tls.client_certificates)
         if files.client_certificates == "optional":
             self._relay = _TLSRelay(files)
         else:

@@ -200,10 +200,10 @@ class A2AOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     async def await_skills(self, context: A2ARequestContext) -> A2ARequestContext:
         """The context once its agent (for the gateway, each agent) was asked for its skills; soon, in any case."""
-        unasked, agent = self.gateway.registry.unasked, context.agent
-        if not unasked.has_any or (agent is not None and not unasked.includes(agent.agent_id)):
+        pending, agent = self.gateway.registry.pending_descriptions, context.agent
+        if not pending.has_any or (agent is not None and not pending.includes(agent.agent_id)):
             return context
-        await unasked.wait()
+        await pending.wait()
         return context if agent is None else self.attach_agent(agent.agent_id, context)
 
     def attach_agent(self, agent_id: str, context: A2ARequestContext) -> A2ARequestContext:

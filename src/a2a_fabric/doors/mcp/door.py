@@ -20,10 +20,10 @@ from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.api_docs import describe
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer, McpWebSocketEndpoint
-from a2a_fabric.doors.mcp.kept_sessions import KeptSessions
 from a2a_fabric.doors.mcp.light_sessions import LightSessions
 from a2a_fabric.doors.mcp.light_streams import LightStreams
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
+from a2a_fabric.doors.mcp.saved_sessions import SavedSessions
 from a2a_fabric.doors.mcp.servers import GATEWAY_KEY, ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
 from a2a_fabric.doors.mcp.sse import MESSAGES_PATH, SseEndpoints
@@ -134,7 +134,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     )
     agent_route = Route("/agents/{agent_id:path}/mcp", agent_endpoint)
     sse = SseEndpoints(context, sessions, servers.get_gateway_server)
-    kept_sessions = KeptSessions(context.session_file, sessions)
+    saved_sessions = SavedSessions(context.session_file, sessions)
 
     naming: list[asyncio.Future[None]] = []
 
@@ -146,10 +146,10 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     @asynccontextmanager
     async def run_lifetime() -> AsyncIterator[None]:
         async with selector:
-            await kept_sessions.restore()
+            await saved_sessions.restore()
             yield
             await cancel_and_wait(*naming)
-            await kept_sessions.save(await servers.collect_events())
+            await saved_sessions.save(await servers.collect_events())
 
     return McpDoor(
         hot={"/mcp": gateway_endpoint},

@@ -188,8 +188,8 @@ class McpHandlers:
     async def apply_credentials(self, ctx: SdkContext, call_next: CallNext) -> HandlerResult:
         """A message may have a passport or a mandate in its `_meta`, which counts for this message."""
         meta = ctx.meta or {}
-        given = ("passport", meta.get(PASSPORT_META_KEY)), ("mandate", meta.get(MANDATE_META_KEY))
-        credentials: list[Any] = [each for each in given if each[1] is not None]
+        entries = ("passport", meta.get(PASSPORT_META_KEY)), ("mandate", meta.get(MANDATE_META_KEY))
+        credentials: list[Any] = [each for each in entries if each[1] is not None]
         if not credentials:
             return await call_next(ctx)
         own_context, started = copy(get_request_context(ctx)), time.perf_counter()

@@ -101,7 +101,7 @@ class ToolCall:
             registry = self._context.gateway.registry
             if not self._catalog.is_current:
                 await self._catalog.refresh(self._request_context.principal)
-            if registry.unasked.has_any or registry.has_logins:
+            if registry.pending_descriptions.has_any or registry.has_logins:
                 await self._wait_if_unknown()
             prepared = self._prepare(arguments if isinstance(arguments, msgspec.Raw) else _encode_arguments(arguments))
             is_call = prepared.is_call

@@ -141,8 +141,8 @@ def make_status_error(status: int, headers: Mapping[str, str], body: bytes) -> U
         problem = "busy"
     hint = _LOGIN_HINT if status == UNAUTHORIZED else ""
     words = read_excerpt(body) if 400 <= status < 500 else ""
-    said = f"{'. It says' if hint else ''}: {words}" if words else ""
-    error = make_transport_error(problem, f"The MCP server answered HTTP {status}{hint}{said}", status)
+    explanation = f"{'. It says' if hint else ''}: {words}" if words else ""
+    error = make_transport_error(problem, f"The MCP server answered HTTP {status}{hint}{explanation}", status)
     if retry_after is not None:
         error.data["retry_after"] = retry_after
     return error

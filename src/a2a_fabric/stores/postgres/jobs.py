@@ -168,10 +168,10 @@ class PostgresJobs:
         await asyncio.gather(self._accept_queue.aclose(), self._held_queue.aclose())
         await self._change_queue.aclose()
 
-    def _hold(self, given: Sequence[_GivenJob]) -> Sequence[Job]:
-        for seq, job, _ in given:
+    def _hold(self, new_jobs: Sequence[_GivenJob]) -> Sequence[Job]:
+        for seq, job, _ in new_jobs:
             self._held_jobs.add(seq, job)
-        return [full_job for _, _, full_job in given]
+        return [full_job for _, _, full_job in new_jobs]
 
     async def _apply_change(self, change: JobChange) -> Any:
         if change.is_of_holder and change.job_id in self._held_jobs:

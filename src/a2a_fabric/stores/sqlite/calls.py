@@ -52,10 +52,10 @@ class SqliteCalls:
     async def list(
         self, query: CallFilter, *, before: int | None = None, after: int | None = None, limit: int = 100
     ) -> Sequence[StoredCall]:
-        wanted = [(text, getattr(query, name)) for name, text in _CONDITIONS.items()]
-        wanted = [("seq < ?", before), ("seq > ?", after), *wanted]
-        conditions = [text for text, value in wanted if value is not None]
-        values = [value for _, value in wanted if value is not None]
+        filters = [(text, getattr(query, name)) for name, text in _CONDITIONS.items()]
+        filters = [("seq < ?", before), ("seq > ?", after), *filters]
+        conditions = [text for text, value in filters if value is not None]
+        values = [value for _, value in filters if value is not None]
         where = " AND ".join(["is_call = 1", *conditions])
         order = "DESC" if after is None else "ASC"
         sql = f"SELECT {STORED_CALL_COLUMNS} FROM calls WHERE {where} ORDER BY seq {order} LIMIT ?"  # noqa: S608

@@ -1,9 +1,9 @@
-"""Sessions that outlive a restart of their process: kept in a file when the node stops, opened again when it starts.
+"""Sessions that outlive a restart of their process: saved in a file when the node stops, opened again when it starts.
 
-What is kept is how the client opened the session, what it subscribed to since, and the events that it may not have read
-yet. So nothing of the SDK has to be saved: it opens the session again by the same requests (`adopt_session`) as soon as
-the client sends one. A session ends with its process if that process is killed, and if it is one with a program behind
-`/agents/ID/mcp`.
+What is saved is how the client opened the session, what it subscribed to since, and the events that it may not have
+read yet. So nothing of the SDK has to be saved: it opens the session again by the same requests (`adopt_session`) as
+soon as the client sends one. A session ends with its process if that process is killed, and if it is one with a
+program behind `/agents/ID/mcp`.
 
 The file is read once and removed. Only this user can read it: it has the results that clients have not fetched yet."""
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 SaveEvents = Callable[[str, str], SavedLog | None]  # of the session with this path and name
 
 
-class _KeptSession(msgspec.Struct, frozen=True, kw_only=True):
+class _SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     principal: Principal
     path: str
@@ -40,14 +40,14 @@ class _KeptSession(msgspec.Struct, frozen=True, kw_only=True):
     events: SavedLog | None = None
 
 
-class _KeptSessions(msgspec.Struct, frozen=True, kw_only=True):
+class _SavedSessions(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: float
-    sessions: list[_KeptSession]
+    sessions: list[_SavedSession]
 
 
-class KeptSessions:
+class SavedSessions:
     def __init__(self, path: Path | None, sessions: OpenSessions) -> None:
-        """Without a path nothing is kept."""
+        """Without a path nothing is saved."""
         self._path = path
         self._sessions = sessions
 
@@ -57,24 +57,24 @@ class KeptSessions:
             return
         try:
             content = await asyncio.to_thread(_read_and_remove, self._path)
-            kept = None if content is None else msgspec.msgpack.decode(content, type=_KeptSessions)
+            saved = None if content is None else msgspec.msgpack.decode(content, type=_SavedSessions)
         except (OSError, msgspec.DecodeError) as exc:
             _log.warning("the sessions before the restart cannot be read: %s. Their clients open new ones", exc)
             return
-        if kept is None:
+        if saved is None:
             return
-        away = max(0.0, time.time() - kept.saved_at)
-        opened = sum(self._restore_one(each, away) for each in kept.sessions)
+        away = max(0.0, time.time() - saved.saved_at)
+        opened = sum(self._restore_one(each, away) for each in saved.sessions)
         _log.info("%d sessions of before the restart are open again", opened)
 
-    def _restore_one(self, kept: _KeptSession, away: float) -> bool:
-        session = self._sessions.restore(kept.name, kept.principal.principal_id, kept.idle_seconds + away)
+    def _restore_one(self, saved: _SavedSession, away: float) -> bool:
+        session = self._sessions.restore(saved.name, saved.principal.principal_id, saved.idle_seconds + away)
         if session is None:
             return False
-        light = LightSession(kept.principal, kept.path, kept.version, kept.body)
-        light.is_initialized, light.is_kept = kept.is_initialized, True
-        light.requests, light.events = kept.requests, kept.events
-        session.light, session.client_name, session.can_show_apps = light, kept.client_name, kept.can_show_apps
+        light = LightSession(saved.principal, saved.path, saved.version, saved.body)
+        light.is_initialized, light.is_kept = saved.is_initialized, True
+        light.requests, light.events = saved.requests, saved.events
+        session.light, session.client_name, session.can_show_apps = light, saved.client_name, saved.can_show_apps
         return True
 
     async def save(self, save_events: SaveEvents) -> None:
@@ -82,22 +82,22 @@ class KeptSessions:
         if self._path is None:
             return
         try:
-            kept = list(self._collect(save_events))
-            if kept:
-                content = msgspec.msgpack.encode(_KeptSessions(saved_at=time.time(), sessions=kept))
+            saved = list(self._collect(save_events))
+            if saved:
+                content = msgspec.msgpack.encode(_SavedSessions(saved_at=time.time(), sessions=saved))
                 await asyncio.to_thread(_write, self._path, content)
         except (OSError, TypeError, ValueError) as exc:
-            _log.warning("the sessions could not be kept for the restart: %s. Their clients open new ones", exc)
+            _log.warning("the sessions could not be saved for the restart: %s. Their clients open new ones", exc)
 
-    def _collect(self, save_events: SaveEvents) -> list[_KeptSession]:
-        now, kept = self._sessions.clock(), list[_KeptSession]()
+    def _collect(self, save_events: SaveEvents) -> list[_SavedSession]:
+        now, saved = self._sessions.clock(), list[_SavedSession]()
         for session in self._sessions.list_named():
             light = session.light or session.origin
             if light is None or session.name is None or not session.is_open:
                 continue
             events = light.events if session.light is not None else save_events(light.path, session.name)
-            kept.append(
-                _KeptSession(
+            saved.append(
+                _SavedSession(
                     name=session.name,
                     principal=_without_secrets(light.principal),
                     path=light.path,
@@ -111,7 +111,7 @@ class KeptSessions:
                     events=events,
                 )
             )
-        return kept
+        return saved
 
 
 def _without_secrets(principal: Principal) -> Principal:

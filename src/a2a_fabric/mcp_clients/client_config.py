@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from a2a_fabric.connecting.clients import TOKEN_INPUT, TOKEN_VARIABLE, McpClient
-from a2a_fabric.connecting.config_files import JsonConfigFile, TomlConfigFile, YamlConfigFile
+from a2a_fabric.mcp_clients.clients import TOKEN_INPUT, TOKEN_VARIABLE, McpClient
+from a2a_fabric.mcp_clients.config_files import JsonConfigFile, TomlConfigFile, YamlConfigFile
 
 Action = Literal["connected", "updated", "already connected", "disconnected", "not connected"]
 
