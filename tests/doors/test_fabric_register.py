@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.http import HTTPApp
@@ -20,6 +18,7 @@ from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.registry.registration_policy import RegistrationTerms, add_terms
 from a2a_fabric.registry.sources.store import LeaseExpirer
 from tests.contracts.stores import ENGINES, SHARED
+from tests.fixtures.app_server import serve_app
 from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_servers.serving import serving
 from tests.fixtures.node import PSK, Node, check_envelope, running
@@ -47,16 +46,8 @@ async def echo(agent_id: str = "echo") -> AsyncIterator[str]:
         """Say it again."""
         return {"answer": task}
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(HTTPApp(agent), lifespan="off", log_level="warning", access_log=False))
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        async with asyncio.timeout(WAIT_TIMEOUT):
-            await task
-        listener.close()
+    async with serve_app(HTTPApp(agent), lifespan="off") as url:
+        yield url
 
 
 @asynccontextmanager

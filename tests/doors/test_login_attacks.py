@@ -6,15 +6,13 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvicorn
 
-from a2a_fabric.web.server import bind_socket, url_from_socket
+from tests.fixtures.app_server import serve_app
 from tests.fixtures.login_node import RETURN, ask, node_for, operate, sign_in
 from tests.fixtures.login_server import LoginServer, login_server
 
@@ -25,19 +23,6 @@ Serve = Callable[[Any, Any, Any], Awaitable[None]]
 async def login() -> AsyncIterator[LoginServer]:
     async with login_server() as found:
         yield found
-
-
-@asynccontextmanager
-async def serving(app: Serve) -> AsyncIterator[str]:
-    listener = bind_socket("127.0.0.1", 0, exact_port=True)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        yield url_from_socket(listener)
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
 
 
 def answer_with(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[Serve, list[bytes]]:
@@ -82,9 +67,9 @@ async def test_a_code_is_not_sent_to_a_private_address(
 
 async def test_a_token_endpoint_that_redirects_is_not_followed(login: LoginServer, tmp_path: Path) -> None:
     thief, stolen = answer_with(200, [], b"{}")
-    async with serving(thief) as elsewhere:
+    async with serve_app(thief, lifespan="off") as elsewhere:
         redirecting, _ = answer_with(307, [(b"location", f"{elsewhere}/token".encode())], b"")
-        async with serving(redirecting) as url:
+        async with serve_app(redirecting, lifespan="off") as url:
             refused = await finish_with_token_endpoint(login, tmp_path, f"{url}/token")
             assert refused["error_code"] == "UPSTREAM_ERROR"
             assert "HTTP 307" in refused["error"]
@@ -107,7 +92,7 @@ async def test_bad_answers_of_a_token_endpoint_are_refused_and_not_repeated(
     login: LoginServer, tmp_path: Path, body: bytes
 ) -> None:
     app, _ = answer_with(200, [(b"content-type", b"application/json")], body)
-    async with serving(app) as url:
+    async with serve_app(app, lifespan="off") as url:
         refused = await finish_with_token_endpoint(login, tmp_path, f"{url}/token")
         assert not refused["ok"]
         assert refused["error_code"] in ("UPSTREAM_ERROR", "AGENT_OFFLINE"), refused

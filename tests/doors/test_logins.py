@@ -17,7 +17,6 @@ import aiohttp
 import mcp_types as types
 import pytest
 import pytest_asyncio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,8 +24,8 @@ from starlette.routing import Route
 
 from a2a_fabric.doors.a2a.skill_choice import ACTION_KEY
 from a2a_fabric.logins.logins import MAX_STARTS
-from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.doors.a2a_clients import message, rpc
+from tests.fixtures.app_server import bind_port, serve_app
 from tests.fixtures.login_node import KEYS, RETURN, ask, node_for, operate, sign_in
 from tests.fixtures.login_server import LoginServer, login_server
 from tests.fixtures.mcp_client import client
@@ -290,8 +289,7 @@ async def test_the_command_signs_in_and_out(login: LoginServer, tmp_path: Path) 
 @asynccontextmanager
 async def http_agent(login: LoginServer, issuer: str | None = None) -> AsyncIterator[str]:
     """A plain HTTP agent behind the same authorization server; its address."""
-    listener = bind_socket("127.0.0.1", 0, exact_port=True)
-    url = url_from_socket(listener)
+    listener, url = bind_port()
 
     async def show_metadata(request: Request) -> Response:
         return JSONResponse({"resource": f"{url}/run", "authorization_servers": [issuer or login.url]})
@@ -306,14 +304,8 @@ async def http_agent(login: LoginServer, issuer: str | None = None) -> AsyncIter
         Route("/.well-known/oauth-protected-resource/run", show_metadata),
         Route("/run", answer, methods=["POST"]),
     ]
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_config=None, lifespan="off"))
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
+    async with serve_app(Starlette(routes=routes), listener, lifespan="off"):
         yield f"{url}/run"
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
 
 
 async def test_a_plain_http_agent_can_want_logins_too(login: LoginServer, tmp_path: Path) -> None:
