@@ -15,12 +15,13 @@ import websockets
 from mcp import Client
 from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from mcp.shared.auth import OAuthClientMetadata
 from pydantic import AnyUrl
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.fixtures.authority import Authority, authority
+from tests.fixtures.mcp_client import MemoryTokenStorage
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import WAIT_TIMEOUT, Node, Reply, running
 
@@ -244,25 +245,6 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-class Kept:
-    """Where the client keeps its token and itself."""
-
-    tokens: OAuthToken | None = None
-    client: OAuthClientInformationFull | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self.tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self.client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self.client = client_info
-
-
 async def test_the_client_of_the_sdk_gets_itself_the_missing_scope_and_repeats_the_call() -> None:
     """The user first consents to less than the client asked for, and to the rest when the call needs it."""
     listener = bind_socket("127.0.0.1", 0, exact_port=True)
@@ -283,7 +265,7 @@ async def test_the_client_of_the_sdk_gets_itself_the_missing_scope_and_repeats_t
                 return AuthorizationCodeResult(code=told["code"][0], state=told["state"][0])
 
             about = OAuthClientMetadata(redirect_uris=[AnyUrl("http://localhost:1/back")], client_name="test")
-            auth = OAuthClientProvider(f"{node.url}/mcp", about, Kept(), go, come_back)
+            auth = OAuthClientProvider(f"{node.url}/mcp", about, MemoryTokenStorage(), go, come_back)
             async with (
                 asyncio.timeout(WAIT_TIMEOUT),
                 httpx2.AsyncClient(auth=auth, timeout=WAIT_TIMEOUT) as http,

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp import Client
 from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from mcp.shared.auth import OAuthClientMetadata
 from pydantic import AnyUrl
 
 from a2a_fabric.agent import Agent
@@ -38,6 +38,7 @@ from a2a_fabric.identity.trusted_issuers import TrustedIssuer, TrustedTokens
 from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import US, Authority, authority
+from tests.fixtures.mcp_client import MemoryTokenStorage
 from tests.fixtures.node import WAIT_TIMEOUT, Node, check_envelope, eventually, running
 from tests.marks import requirement
 
@@ -410,26 +411,6 @@ class TestEveryDoor:
         assert "issuer2" not in card["securitySchemes"]  # there is no server behind a mere secret
 
 
-class Kept:
-    """What an MCP client keeps of its authorization."""
-
-    def __init__(self) -> None:
-        self.tokens: OAuthToken | None = None
-        self.client: OAuthClientInformationFull | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self.tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self.client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self.client = client_info
-
-
 class TestWhereToGetThem:
     async def test_a_refused_caller_is_told_why(self, node: Node, server: Authority) -> None:
         stranger = await node.send("POST", "/mcp", token=None, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
@@ -468,7 +449,7 @@ class TestWhereToGetThem:
                     return AuthorizationCodeResult(code=told["code"][0], state=told["state"][0])
 
                 about = OAuthClientMetadata(redirect_uris=[AnyUrl("http://localhost:1/back")], client_name="test")
-                auth = OAuthClientProvider(f"{node.url}/mcp", about, Kept(), go, come_back)
+                auth = OAuthClientProvider(f"{node.url}/mcp", about, MemoryTokenStorage(), go, come_back)
                 async with (
                     asyncio.timeout(WAIT_TIMEOUT),
                     httpx2.AsyncClient(auth=auth, timeout=WAIT_TIMEOUT) as http,
