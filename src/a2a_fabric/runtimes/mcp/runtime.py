@@ -6,22 +6,19 @@ during a call, the question is the call's result; a call over a session stays pe
 
 from __future__ import annotations
 
-import base64
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Literal
 
 import mcp_types as types
 import msgspec
 from mcp.client.session import ClientSession
-from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import x_mcp_header_map
-from msgspec import Meta, Raw
+from msgspec import Raw
 from pydantic import ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
@@ -44,7 +41,7 @@ from a2a_fabric.core.tasks import Deadline
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.protocols.mcp.content import can_show_apps
 from a2a_fabric.protocols.mcp.runtime_ports import Tunnel
-from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, complete_manifest, decode_endpoint
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
 from a2a_fabric.runtimes.mcp.back_channel import McpBackChannel, lacks_back_channel
 from a2a_fabric.runtimes.mcp.content import (
     ToolReply,
@@ -57,6 +54,12 @@ from a2a_fabric.runtimes.mcp.content import (
     summarize_validation_error,
 )
 from a2a_fabric.runtimes.mcp.dispatcher import current_request
+from a2a_fabric.runtimes.mcp.endpoint import (
+    build_http_target,
+    build_restart_policy,
+    make_transport_factory,
+    read_endpoint,
+)
 from a2a_fabric.runtimes.mcp.prompts_resources import McpPromptResourceProvider
 from a2a_fabric.runtimes.mcp.questions import (
     CONTINUATION_PREFIX,
@@ -70,19 +73,11 @@ from a2a_fabric.runtimes.mcp.questions import (
     result_from_url_error,
 )
 from a2a_fabric.runtimes.mcp.sessions import Era, McpConnection
-from a2a_fabric.runtimes.mcp.sse import McpSseTransport
 from a2a_fabric.runtimes.mcp.stateless import StatelessCaller, ToolRequest
-from a2a_fabric.runtimes.mcp.stdio import McpStdioTransport
 from a2a_fabric.runtimes.mcp.supervisor import McpConnectionSupervisor
 from a2a_fabric.runtimes.mcp.tasks import McpTaskFollower, check_task_id, find_created_task, make_task_request
-from a2a_fabric.runtimes.mcp.transports import (
-    McpHttpTarget,
-    McpHttpTransport,
-    McpTransport,
-    call_headers,
-)
+from a2a_fabric.runtimes.mcp.transports import McpHttpTarget, call_headers
 from a2a_fabric.runtimes.mcp.tunnels import build_tunnel
-from a2a_fabric.runtimes.programs import RestartPolicy, build_program
 
 _log = logging.getLogger(__name__)
 
@@ -92,102 +87,6 @@ _MAX_TOOL_BYTES = 32 * 1024 * 1024  # of all pages
 _START_SHARE = 0.8  # of a call's time, for a server that is still starting; the rest is for a fallback agent
 
 ToolOutcome = ToolReply | UpstreamRpcError | Result  # a Result holds the server's questions
-
-
-Seconds = Annotated[float, Meta(ge=0)]
-
-
-class McpServerEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The endpoint of a manifest: a command to start, or an address (Streamable HTTP, or `transport: sse`)."""
-
-    transport: Literal["stdio", "http", "streamable-http", "sse"] | None = (
-        None  # by default it follows from the other fields
-    )
-    era: Literal["auto", "handshake", "stateless"] = "auto"
-    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # seconds until the first answer
-    answer_timeout: Seconds = 300.0  # seconds that a question of the server waits; 0: it may not ask
-    backoff: Seconds | None = None
-    backoff_max: Seconds | None = None
-    # stdio
-    command: list[str] | str | None = None
-    args: list[str] = []
-    env: dict[str, str] = {}
-    cwd: str = "."  # relative to the folder of the configuration
-    grace: Seconds = 2.0  # between SIGTERM and SIGKILL
-    line_bytes: Annotated[int, Meta(ge=1024)] | None = None
-    shared: bool = False  # the server keeps nothing per session: all clients of `/agents/ID/mcp` share one process
-    # http
-    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
-    headers: dict[str, str] = {}
-
-
-def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
-    """Raises BadInput."""
-    endpoint = decode_endpoint(manifest, McpServerEndpoint)
-    if (endpoint.uri is None) == (endpoint.command is None):
-        raise bad_endpoint(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
-    if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
-        required_key = "command" if endpoint.transport == "stdio" else "uri"
-        raise bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
-    if endpoint.shared and endpoint.command is None:
-        raise bad_endpoint(manifest.agent_id, "`shared` is for a program; clients of a `uri` share the server anyway")
-    return endpoint
-
-
-def build_http_target(endpoint: McpServerEndpoint, context: RuntimeContext) -> McpHttpTarget | None:
-    if endpoint.uri is None:
-        return None
-    uri, headers = _move_credentials(endpoint.uri, endpoint.headers)
-    return McpHttpTarget(uri=uri, headers=headers, reply_bytes=context.reply_bytes)
-
-
-def _move_credentials(uri: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """A user name and a password in the address become a header: our HTTP client sends no address that has any."""
-    parts = urlsplit(uri)
-    credentials, separator, host = parts.netloc.rpartition("@")
-    if not separator:
-        return uri, headers
-    user, _, password = credentials.partition(":")
-    basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-    has_own = "authorization" in {name.lower() for name in headers}
-    own_headers = headers if has_own else {**headers, "authorization": f"Basic {basic}"}
-    return urlunsplit(parts._replace(netloc=host)), own_headers
-
-
-def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
-    """Programs are restarted less eagerly than addresses are tried, because starting them costs more."""
-    first_delay, max_delay = (0.5, 30.0) if endpoint.uri is None else (0.1, 2.0)
-    return RestartPolicy(
-        first_delay=first_delay if endpoint.backoff is None else endpoint.backoff,
-        max_delay=max_delay if endpoint.backoff_max is None else endpoint.backoff_max,
-    )
-
-
-def make_transport_factory(
-    agent_id: str, endpoint: McpServerEndpoint, target: McpHttpTarget | None, context: RuntimeContext
-) -> Callable[[], McpTransport]:
-    """The returned function makes a new transport each time it is called."""
-    if target is not None and endpoint.transport == "sse":
-        return lambda: McpSseTransport(target, context.http)
-    if target is not None:
-        return lambda: McpHttpTransport(target, context.http)
-    program = build_program(
-        context,
-        agent_id,
-        _join_command(endpoint),
-        env=endpoint.env,
-        cwd=endpoint.cwd,
-        inherited=DEFAULT_INHERITED_ENV_VARS,
-    )
-    return lambda: McpStdioTransport(program, endpoint.line_bytes or context.reply_bytes, endpoint.grace)
-
-
-def _join_command(endpoint: McpServerEndpoint) -> list[str] | str:
-    """A string with `args` beside it is the program's name; a string alone is split as a shell would."""
-    command = endpoint.command or []
-    if isinstance(command, list):
-        return [*command, *endpoint.args]
-    return [command, *endpoint.args] if endpoint.args else command
 
 
 class McpRuntime:
