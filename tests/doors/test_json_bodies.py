@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from a2a_fabric.core.json_text import MAX_EXTREME_NUMBERS, MAX_JSON_DEPTH, decode_json_text, find_json_problem
+from a2a_fabric.core.json_text import MAX_JSON_DEPTH, MAX_SLOW_NUMBERS, decode_json_text, find_json_problem
 from a2a_fabric.doors.edge import may_be_json
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize
@@ -92,24 +93,78 @@ def numbers(count: int, body: dict[str, Any], number: str = "1e300") -> bytes:
 @pytest.mark.parametrize("path", BODIES)
 async def test_thousands_of_numbers_that_are_slow_to_read_are_refused(node: Node, path: str) -> None:
     """4 MB of `1e300` would stop the event loop for seconds."""
-    for number in ("1e300", "1E+299", "4e-320", "0.00001e0000303"):
-        body = numbers(MAX_EXTREME_NUMBERS + 1, BODIES[path], number)
+    for number in ("1e300", "1E+299", "4e-320", "0.00001e0000303", "47639670706682956644e191"):
+        body = numbers(MAX_SLOW_NUMBERS + 1, BODIES[path], number)
         reply = await node.send("POST", path, data=body, headers=HEADERS)
         assert reply.status == (200 if path in RPC_IN_200 else 400), reply.body
         assert b"slow to read" in reply.body
-    for count, number in ((MAX_EXTREME_NUMBERS, "1e300"), (5 * MAX_EXTREME_NUMBERS, "1.5e-05")):
+    for count, number in ((MAX_SLOW_NUMBERS, "1e300"), (5 * MAX_SLOW_NUMBERS, "1.5e-05")):
         reply = await node.send("POST", path, data=numbers(count, BODIES[path], number), headers=HEADERS)
         assert reply.status < 500
         assert b"slow to read" not in reply.body
 
 
 def test_numbers_are_counted_outside_of_strings_and_after_an_e_only() -> None:
-    many = 5 * MAX_EXTREME_NUMBERS
+    many = 5 * MAX_SLOW_NUMBERS
     for harmless in ('"9e300"', '"\\"1e300"', "1e100", "1e-0005", '{"1e300":1}', "1300300300"):
         assert find_json_problem(f"[{','.join([harmless] * many)}]".encode()) is None
     assert find_json_problem(b"1e300," * many) is None, "it is no JSON"
     with pytest.raises(msgspec.DecodeError, match="slow to read"):
         decode_json_text(f"[{','.join(['1e300'] * many)}]")
+
+
+SLOW_NUMBERS = [
+    "47639670706682956644e191",  # the first 19 digits do not decide between two floats
+    "-8897357150305795685.9E+22",
+    "19974253459912648635e81",
+    "1" * 110 + "e199",
+    "1e-308",
+    "9" * 4000,
+]
+FAST_NUMBERS = [
+    "1e288",
+    "-1.5E-287",
+    "3.2e-210",
+    "1.2345678901234567890e-12",
+    "0." + "0123456789" * 3,
+    "9007199254740993.0000",
+    "12345678901234567890",
+    "9" * 617,  # the modulus of an RSA key
+    "0.0e0000400",
+]
+
+
+@pytest.mark.parametrize("number", SLOW_NUMBERS)
+@pytest.mark.parametrize("megabytes", [0.1, 4])
+def test_a_text_of_numbers_that_take_a_decoder_long_is_refused(number: str, megabytes: float) -> None:
+    text = f"[1,{','.join([number] * int(megabytes * 1e6 / len(number)))}]".encode()
+    if len(number) < 100 or megabytes > 1:
+        assert "slow to read" in (find_json_problem(text) or "")
+
+
+@pytest.mark.parametrize("number", FAST_NUMBERS)
+@pytest.mark.parametrize("megabytes", [0.1, 4])
+def test_a_text_of_numbers_that_a_decoder_reads_fast_is_not_refused(number: str, megabytes: float) -> None:
+    text = f"[1,{','.join([number] * int(megabytes * 1e6 / len(number)))}]".encode()
+    assert find_json_problem(text) is None
+
+
+def test_slow_numbers_are_found_wherever_they_are_in_a_large_text() -> None:
+    few = ",".join(["1e300"] * 20 * MAX_SLOW_NUMBERS)
+    rest = ",".join(["1.25"] * 800_000)
+    for text in (f"[{few},{rest}]", f"[{rest},{few}]", f"[{rest},{few},{rest}]"):
+        assert "slow to read" in (find_json_problem(text.encode()) or "")
+
+
+def test_no_list_of_numbers_with_many_digits_is_refused() -> None:
+    """One in a few hundred is slow."""
+    random_numbers = random.Random(7)
+    for digits, exponents in ((20, 40), (21, 200), (30, 18), (77, 60)):
+        listed = (
+            f"1.{random_numbers.randrange(10**digits):0{digits}}e{random_numbers.randint(-exponents, exponents)}"
+            for _ in range(1_000_000 // digits)
+        )
+        assert find_json_problem(f"[{','.join(listed)}]".encode()) is None
 
 
 @on_a_node
@@ -124,7 +179,7 @@ async def test_over_a_socket_too(node: Node, path: str) -> None:
         for depth in DEPTHS:
             await socket.send(nested(depth, {**body, "id": 7}).decode())
             assert "nested" in str(await socket.recv())
-        await socket.send(numbers(MAX_EXTREME_NUMBERS + 1, {**body, "id": 7}).decode())
+        await socket.send(numbers(MAX_SLOW_NUMBERS + 1, {**body, "id": 7}).decode())
         assert "slow to read" in str(await socket.recv())
         if path == "/mcp/ws":
             await socket.send(json.dumps(initialize()))
