@@ -41,6 +41,17 @@ async def test_cards_of_public_agents_are_shown_to_everybody_and_no_others() -> 
         assert sent.status == 401
 
 
+async def test_a_proxy_on_the_same_machine_gets_no_cards_for_clients_without_a_key() -> None:
+    async with running(percy(), config={"doors": [{"kind": "a2a"}]}) as node:
+        for path in (card("percy"), "/.well-known/agent-card.json"):
+            assert (await node.send("GET", path, token=None)).status == 200
+            for proxy in ({"X-Forwarded-For": "203.0.113.9"}, {"X-Real-IP": "203.0.113.9"}, {"Forwarded": "for=_x"}):
+                refused = await node.send("GET", path, token=None, headers=proxy)
+                assert refused.status == 401
+                assert b"percy" not in refused.body
+                assert (await node.send("GET", path, headers=proxy)).status == 200, "with a key"
+
+
 async def test_a_card_names_grpc_as_callers_reach_it_and_says_how_long_it_may_be_kept() -> None:
     door = {"kind": "a2a", "grpc": "127.0.0.1:0", "public_grpc": "grpc.example:443", "card_seconds": 7}
     async with running(percy(), config={"doors": [door]}) as node:

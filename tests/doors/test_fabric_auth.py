@@ -157,6 +157,8 @@ async def test_anonymous_callers_are_let_in_only_where_configured() -> None:
         check_401(await post(node, Authorization="Bearer wrong"), "AUTH_INVALID")
         for strange in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
             assert (await post(node, **strange)).status == 403
+        for proxy in ({"X-Forwarded-For": "203.0.113.9"}, {"Forwarded": "for=203.0.113.9"}, {"Via": "1.1 proxy"}):
+            assert (await post(node, **proxy)).status == 403, "the client of a proxy is not on this machine"
         assert (await post(node, Origin="http://localhost:3000")).status == 200
 
 

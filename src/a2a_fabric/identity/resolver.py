@@ -32,6 +32,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     origin: str | None = None  # the site whose script sends the request, if a browser does
     passport: str | None = None  # of `X-Agent-Passport`
     identity: str | None = None  # under which `TrustedNodes` keeps the verified identity of this request
+    is_forwarded: bool = False  # whether a proxy sent the request on, for a client that may be anywhere
     view: str | None = None  # the views to which the request narrows itself, separated by commas
     peer: Peer = NO_PEER  # the other end of the connection
 
@@ -60,10 +61,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return self.origin is not None and self.origin.rpartition("//")[2].lower() != (self.host or "").lower()
 
     @property
-    def is_cross_site(self) -> bool:
-        """Whether a page of another site makes the browser send this request: Host or Origin is not this machine."""
+    def is_from_elsewhere(self) -> bool:
+        """Whether this machine may not be where the request began: Host or Origin is another one, or a proxy sent it."""
         names = [name for name in (self.host, self.origin) if name is not None]
-        return any(not _is_local_name(name) for name in names)
+        return self.is_forwarded or any(not _is_local_name(name) for name in names)
 
 
 def _is_local_name(name: str) -> bool:
@@ -289,8 +290,10 @@ class Resolver:
             raise AuthInvalid("This node accepts only 'Authorization: Bearer TOKEN'")
         if self._anonymous is None:
             raise Unauthenticated
-        if self._anonymous.trust == "local" and credentials.is_cross_site:
-            raise Forbidden("Without credentials, only programs on this machine may call, not pages of other sites")
+        if self._anonymous.trust == "local" and credentials.is_from_elsewhere:
+            raise Forbidden(
+                "Without credentials, only programs on this machine may call, not pages of other sites or proxies"
+            )
         return self._anonymous
 
     def _resolve_token(self, token: str) -> Principal:

@@ -272,6 +272,6 @@ def _is_local_client(scope: Any, credentials: Credentials) -> bool:
     """Whether the client is a program on this machine: not a proxy, and not a web page of another site."""
     client = scope.get("client")
     try:
-        return client is not None and ip_address(client[0]).is_loopback and not credentials.is_cross_site
+        return client is not None and ip_address(client[0]).is_loopback and not credentials.is_from_elsewhere
     except ValueError:
         return False

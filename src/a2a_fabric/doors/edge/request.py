@@ -43,6 +43,7 @@ HEAD_KEY = "fabric.head"
 VIEW_HEADER = b"x-fabric-view"
 PASSPORT_HEADER = b"x-agent-passport"
 _COMBINED_HEADERS = (VIEW_HEADER, PASSPORT_HEADER, b"authorization", b"x-api-key")
+_PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"))
 TOKEN_PROTOCOL = "fabric.bearer."  # noqa: S105  # the beginning of a WebSocket's subprotocol; the token follows
 VIEW_PREFIX_KEY = "fabric.view_prefix"
 
@@ -139,6 +140,7 @@ class RequestHead:
             api_key=self.get(b"x-api-key"),
             host=self.get(b"host"),
             origin=self.get(b"origin"),
+            is_forwarded=not _PROXY_HEADERS.isdisjoint(self._headers),
             peer=self.peer,
         )
 
@@ -354,8 +356,10 @@ class AnonymousPolicy:
         except Unauthenticated:
             if self._anonymous is None:
                 raise
-            if self._anonymous.trust == "local" and credentials.is_cross_site:
-                raise Forbidden("Without credentials only programs are admitted, not pages of other sites") from None
+            if self._anonymous.trust == "local" and credentials.is_from_elsewhere:
+                raise Forbidden(
+                    "Without credentials only programs on this machine are admitted, not pages of other sites or proxies"
+                ) from None
             return self._narrow(self._anonymous, credentials)
 
 
