@@ -14,7 +14,9 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 
 from a2a_fabric.core.json_text import MAX_JSON_DEPTH, MAX_SLOW_NUMBERS, decode_json_text, find_json_problem
+from a2a_fabric.core.result import Result
 from a2a_fabric.doors.edge import may_be_json
+from a2a_fabric.registry.tool_choice import cut_result
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
@@ -165,6 +167,12 @@ def test_no_list_of_numbers_with_many_digits_is_refused() -> None:
             for _ in range(1_000_000 // digits)
         )
         assert find_json_problem(f"[{','.join(listed)}]".encode()) is None
+
+
+def test_what_an_agent_says_as_text_is_read_as_json_by_the_same_rule() -> None:
+    slow, fast = (Result(data={"answer": f"[{','.join([number] * 5000)}]"}) for number in ("1e300", "1.5"))
+    assert cut_result(slow, "@").data == slow.data, "it stays a text"
+    assert cut_result(fast, "length(@)").data == {"result": 5000}
 
 
 @on_a_node

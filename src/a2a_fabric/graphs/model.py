@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,9 +19,12 @@ from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.retry import RetryPolicy
 
 MAX_NODES = 5000
-_MAX_EXPRESSION = 2000
+_MAX_EXPRESSION = 2000  # as in `graphs.expressions`
+_MAX_EXPRESSIONS = 50_000  # characters of all different expressions but names; reading them takes a while
 _MAX_TEXT = 1_000_000  # characters of a task after its references were filled in
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_WRITTEN_CHARACTERS = 16  # of a text that is written into another one, for the price of one value
 _MAX_CYCLE = 8  # nodes of a cycle that are named
 
 NodeId = Annotated[
@@ -95,7 +97,8 @@ def plan_graph(graph: TaskGraph) -> GraphPlan:
         if node_id in seen:
             raise node_error(node_id, "id", f"there are two nodes '{node_id}'")
         seen.add(node_id)
-    needs = {node.id: _list_needs(node, seen) for node in graph.nodes}
+    roots = _Roots()
+    needs = {node.id: _list_needs(node, seen, roots) for node in graph.nodes}
     return GraphPlan(graph=graph, needs=needs, levels=tuple(_iter_levels(needs)))
 
 
@@ -103,9 +106,9 @@ def node_error(node_id: str, field: str, problem: str, **details: Any) -> BadInp
     return BadInput(f"Node '{node_id[:64]}', {field}: {problem}", node=node_id[:64], field=field, **details)
 
 
-def fill_task(node: GraphNode, results: Mapping[str, Any]) -> str:
+def fill_task(node: GraphNode, results: Results) -> str:
     """The task with the results that it refers to. Raises BadInput."""
-    text = str(_fill_text(node, "task", node.task, results, as_text=True))
+    text = str(_fill_text(node, "task", node.task, results.for_node(), as_text=True))
     if len(text) > _MAX_TEXT:
         raise node_error(
             node.id, "task", f"it has {len(text)} characters with its references, and {_MAX_TEXT} is the most"
@@ -113,14 +116,15 @@ def fill_task(node: GraphNode, results: Mapping[str, Any]) -> str:
     return text
 
 
-def fill_input(node: GraphNode, results: Mapping[str, Any]) -> dict[str, Any]:
+def fill_input(node: GraphNode, results: Results) -> dict[str, Any]:
     """The arguments with the results that they refer to. Raises BadInput."""
-    return {name: _fill_value(node, f"input.{name}", value, results) for name, value in node.input.items()}
+    shared = results.for_node()
+    return {name: _fill_value(node, f"input.{name}", value, shared) for name, value in node.input.items()}
 
 
-def is_wanted(node: GraphNode, results: Mapping[str, Any]) -> bool:
+def is_wanted(node: GraphNode, results: Results) -> bool:
     """Whether its condition holds. Raises BadInput."""
-    return node.when is None or _is_truthy(_search(node, "when", node.when, results))
+    return node.when is None or _is_truthy(_search(node, "when", node.when, results.for_node()))
 
 
 def render_mermaid(plan: GraphPlan) -> str:
@@ -136,13 +140,57 @@ def render_mermaid(plan: GraphPlan) -> str:
     return "\n".join(lines)
 
 
-def _list_needs(node: GraphNode, ids: set[str]) -> tuple[str, ...]:
+class _Roots:
+    """The nodes that expressions name: the fields that they look up in the results themselves."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, ...]] = {}
+        self._left = _MAX_EXPRESSIONS
+
+    def find(self, node: GraphNode, field: str, expression: str) -> tuple[str, ...]:
+        """Raises BadInput."""
+        found = self._found.get(expression)
+        if found is None:
+            found = self._found[expression] = self._read(node, field, expression)
+        return found
+
+    def _read(self, node: GraphNode, field: str, expression: str) -> tuple[str, ...]:
+        if len(expression) <= _MAX_EXPRESSION and _NAMES.fullmatch(expression):
+            return (expression.partition(".")[0],)
+        self._left -= len(expression)
+        if self._left < 0:
+            raise node_error(
+                node.id, field, f"the graph has more than {_MAX_EXPRESSIONS} characters of different expressions"
+            )
+        try:
+            return tuple(_expressions().find_roots(expression))
+        except ValueError as exc:
+            raise node_error(
+                node.id, field, f"'{expression[:200]}' is not a JMESPath expression: {_first_line(exc)}"
+            ) from exc
+
+
+class Results:
+    """The results of nodes by id, and how much work their expressions may still cause in the whole graph."""
+
+    def __init__(self, by_node: dict[str, Any] | None = None) -> None:
+        self.by_node = {} if by_node is None else by_node
+        self.budget = _expressions().Budget()
+
+    def for_node(self) -> Results:
+        """The same results for the expressions of one node."""
+        own = Results(self.by_node)
+        own.budget = _expressions().Budget(self.budget)
+        return own
+
+
+def _list_needs(node: GraphNode, ids: set[str], known_roots: _Roots) -> tuple[str, ...]:
     for needed in node.depends_on:
         if needed not in ids:
             raise node_error(node.id, "depends_on", f"there is no node '{needed}'{suggest_nearest(needed, ids)}")
-    named = [*node.depends_on]
+    named = dict.fromkeys(node.depends_on)
     for field, expression in _iter_expressions(node):
-        roots = _find_roots(node, field, expression)
+        roots = known_roots.find(node, field, expression)
         unknown = next((root for root in roots if root not in ids), None)
         if unknown is not None:
             raise node_error(
@@ -150,8 +198,8 @@ def _list_needs(node: GraphNode, ids: set[str]) -> tuple[str, ...]:
                 field,
                 f"'{expression}' names '{unknown}', and there is no such node{suggest_nearest(unknown, ids)}",
             )
-        named += roots
-    return tuple(dict.fromkeys(named))
+        named |= dict.fromkeys(roots)
+    return tuple(named)
 
 
 def _iter_expressions(node: GraphNode) -> Iterator[tuple[str, str]]:
@@ -170,30 +218,6 @@ def _iter_value_expressions(field: str, value: Any) -> Iterator[tuple[str, str]]
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from _iter_value_expressions(f"{field}[{number}]", inner)
-
-
-def _find_roots(node: GraphNode, field: str, expression: str) -> list[str]:
-    """The nodes that an expression names: the fields that it looks up in the results themselves."""
-    try:
-        parsed = _compile(expression).parsed
-    except ValueError as exc:
-        raise node_error(
-            node.id, field, f"'{expression[:200]}' is not a JMESPath expression: {_first_line(exc)}"
-        ) from exc
-    return list(dict.fromkeys(_iter_roots(parsed)))
-
-
-def _iter_roots(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Left of a dot or a projection stands what is looked up first; everything to the right is inside of it."""
-    kind, children = tree["type"], tree["children"]
-    if kind == "field":
-        yield str(tree["value"])
-    elif kind in ("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "pipe"):
-        yield from _iter_roots(children[0])
-    else:
-        for child in children:
-            if isinstance(child, Mapping):
-                yield from _iter_roots(child)
 
 
 def _iter_levels(needs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
@@ -231,7 +255,7 @@ def _find_cycle(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return [*path[path.index(at) :], at]
 
 
-def _fill_value(node: GraphNode, field: str, value: Any, results: Mapping[str, Any]) -> Any:
+def _fill_value(node: GraphNode, field: str, value: Any, results: Results) -> Any:
     if isinstance(value, str):
         return _fill_text(node, field, value, results, as_text=False)
     if isinstance(value, Mapping):
@@ -241,25 +265,34 @@ def _fill_value(node: GraphNode, field: str, value: Any, results: Mapping[str, A
     return value
 
 
-def _fill_text(node: GraphNode, field: str, text: str, results: Mapping[str, Any], *, as_text: bool) -> Any:
+def _fill_text(node: GraphNode, field: str, text: str, results: Results, *, as_text: bool) -> Any:
     """A text that is nothing but one reference becomes the value itself, else values are written into the text."""
     whole = _REFERENCE.fullmatch(text)
     if whole is not None and not as_text:
         return _require(node, field, whole[1], results)
-    return _REFERENCE.sub(lambda match: _to_text(_require(node, field, match[1], results)), text)
+
+    def insert(match: re.Match[str]) -> str:
+        written = _to_text(_require(node, field, match[1], results))
+        try:
+            results.budget.spend(len(written) // _WRITTEN_CHARACTERS)
+        except ValueError as exc:
+            raise node_error(node.id, field, f"with its references it is too large: {exc}") from exc
+        return written
+
+    return _REFERENCE.sub(insert, text)
 
 
-def _require(node: GraphNode, field: str, expression: str, results: Mapping[str, Any]) -> Any:
+def _require(node: GraphNode, field: str, expression: str, results: Results) -> Any:
     value = _search(node, field, expression, results)
     if value is None:
-        needed = ", ".join(f"'{root}'" for root in _find_roots(node, field, expression))
+        needed = ", ".join(f"'{root}'" for root in _Roots().find(node, field, expression))
         raise node_error(node.id, field, f"'${{{expression}}}' finds nothing in the result of {needed or 'any node'}")
     return value
 
 
-def _search(node: GraphNode, field: str, expression: str, results: Mapping[str, Any]) -> Any:
+def _search(node: GraphNode, field: str, expression: str, results: Results) -> Any:
     try:
-        return _compile(expression).search(results)
+        return _expressions().search(expression, results.by_node, results.budget)
     except ValueError as exc:
         raise node_error(node.id, field, f"'{expression[:200]}' cannot be evaluated: {_first_line(exc)}") from exc
 
@@ -279,11 +312,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-@lru_cache(maxsize=4096)
-def _compile(expression: str) -> Any:
-    """Raises ValueError, as all errors of JMESPath are. Imported on use: few nodes of a gateway run graphs."""
-    if len(expression) > _MAX_EXPRESSION:
-        raise ValueError(f"it has more than {_MAX_EXPRESSION} characters")
-    if not expression.strip():
-        raise ValueError("it is empty")
-    return load_module("jmespath").compile(expression)
+def _expressions() -> Any:
+    """Imported on use: few nodes of a gateway run graphs."""
+    return load_module("a2a_fabric.graphs.expressions")

@@ -27,6 +27,7 @@ from a2a_fabric.graphs.model import (
     GraphNode,
     GraphPlan,
     NodeState,
+    Results,
     TaskGraph,
     fill_input,
     fill_task,
@@ -130,7 +131,7 @@ class _GraphRun:
         self.outcomes = {
             node.id: NodeOutcome(agent=node.agent, capability=str(node.capability)) for node in plan.graph.nodes
         }
-        self._results: dict[str, Any] = {}
+        self._results = Results()
         self._bytes_left = MAX_RESULT_BYTES
         self._missing = {node_id: len(needed) for node_id, needed in plan.needs.items()}
         self._dependents: dict[str, list[str]] = {}
@@ -248,7 +249,7 @@ class _GraphRun:
             if self._bytes_left < 0:
                 raise node_error(node.id, "result", f"all results have more than {MAX_RESULT_BYTES} bytes together")
             outcome.state, outcome.result = "completed", job.result.data
-            self._results[node.id] = job.result.data
+            self._results.by_node[node.id] = job.result.data
             return
         outcome.state = "cancelled" if job.state == "cancelled" else "failed"
         failure = None if job.failure is None else job.failure.to_error()

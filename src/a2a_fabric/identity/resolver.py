@@ -62,7 +62,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_from_elsewhere(self) -> bool:
-        """Whether this machine may not be where the request began: Host or Origin is another one, or a proxy sent it."""
+        """Whether the request may have begun on another machine: Host or Origin is not this one, or a proxy sent it."""
         names = [name for name in (self.host, self.origin) if name is not None]
         return self.is_forwarded or any(not _is_local_name(name) for name in names)
 

@@ -19,6 +19,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, DerivedTool, ToolChoice, normalize_name
 from a2a_fabric.core.call import Call, Emit, Handler
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, suggest_for_pattern
+from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.result import Result
 
@@ -193,7 +194,7 @@ def _read_data(data: dict[str, Any]) -> Any:
     if not isinstance(text, str):
         return data
     try:
-        value = msgspec.json.decode(text)
+        value = decode_json_text(text)
     except (msgspec.DecodeError, RecursionError):
         return data
     return value if isinstance(value, dict | list) else data

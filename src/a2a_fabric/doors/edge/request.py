@@ -358,7 +358,7 @@ class AnonymousPolicy:
                 raise
             if self._anonymous.trust == "local" and credentials.is_from_elsewhere:
                 raise Forbidden(
-                    "Without credentials only programs on this machine are admitted, not pages of other sites or proxies"
+                    "Without credentials only local programs are admitted, not proxies or pages of other sites"
                 ) from None
             return self._narrow(self._anonymous, credentials)
 

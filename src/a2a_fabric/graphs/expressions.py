@@ -1,0 +1,129 @@
+"""JMESPath expressions that callers write, evaluated within a budget.
+
+A caller chooses both an expression and, through an agent, what it is evaluated on. `[@, @] | [@, @] | …` doubles its
+value with every step, so all work on one node of a graph is counted: it ends with an error instead of stopping the
+event loop. The work on all nodes together is counted, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import jmespath  # type: ignore[import-untyped]  # it has no types
+from jmespath.functions import Functions  # type: ignore[import-untyped]
+from jmespath.visitor import TreeInterpreter  # type: ignore[import-untyped]
+
+MAX_EXPRESSION = 2000  # characters
+_REMEMBERED_EXPRESSION = 200  # characters; the tree of a longer one takes much memory
+_NODE_BUDGET = 1_000_000  # values of a result, or parts of 64 characters; some tenths of a second
+_GRAPH_BUDGET = 10_000_000
+_STEP = 4  # as long as so many values
+_COMPILED_CHARACTER = 30
+_CHARACTERS = 64  # of a text, as fast as one value
+_BUILDING = ("multi_select_list", "multi_select_dict", "flatten", "function_expression")
+
+
+class Budget:
+    """How much work is left: for a graph, or for one of its nodes."""
+
+    def __init__(self, graph: Budget | None = None) -> None:
+        self._graph = graph
+        self._left = _GRAPH_BUDGET if graph is None else _NODE_BUDGET
+
+    def spend(self, units: int) -> None:
+        """Raises ValueError if nothing is left."""
+        self._left -= units
+        if self._left < 0:
+            raise ValueError("it takes too long, or what it makes is too large")
+        if self._graph is not None:
+            self._graph.spend(units)
+
+    def spend_on(self, value: Any) -> None:
+        """For a value with everything in it, as often as it is in it. Raises ValueError."""
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, str):
+                self.spend(len(each) // _CHARACTERS)
+            elif isinstance(each, Mapping | list):
+                self.spend(1 + len(each))  # before they are all copied
+                waiting += each.values() if isinstance(each, Mapping) else each
+
+
+class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no types
+    def __init__(self, budget: Budget) -> None:
+        super().__init__()
+        self._budget = budget
+        self._known_functions = Functions()
+
+    def visit(self, node: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self._budget.spend(_STEP)
+        value = super().visit(node, *args, **kwargs)
+        if node["type"] in _BUILDING:
+            self._budget.spend_on(value)
+        return value
+
+    def visit_function_expression(self, node: Mapping[str, Any], value: Any) -> Any:
+        arguments = [self.visit(child, value) for child in node["children"]]
+        self._budget.spend_on(arguments)
+        return self._known_functions.call_function(node["value"], arguments)
+
+    def visit_comparator(self, node: Mapping[str, Any], value: Any) -> Any:
+        sides = [self.visit(child, value) for child in node["children"]]
+        self._budget.spend_on(sides)
+        literals = [{"type": "literal", "value": each, "children": []} for each in sides]
+        return super().visit_comparator({**node, "children": literals}, value)
+
+
+def search(expression: str, value: Any, budget: Budget) -> Any:
+    """What the expression finds. Raises ValueError, as all errors of JMESPath are."""
+    if len(expression) > _REMEMBERED_EXPRESSION:
+        budget.spend(len(expression) * _COMPILED_CHARACTER)
+    tree = _parse(expression)
+    try:
+        found = _CountingInterpreter(budget).visit(tree, value)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep") from exc
+    budget.spend_on(found)
+    return found
+
+
+def find_roots(expression: str) -> tuple[str, ...]:
+    """The fields that it looks up in the value itself. Raises ValueError."""
+    return tuple(dict.fromkeys(_iter_roots(_parse(expression))))
+
+
+def _parse(expression: str) -> Mapping[str, Any]:
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"it has more than {MAX_EXPRESSION} characters")
+    if not expression.strip():
+        raise ValueError("it is empty")
+    return _compile_cached(expression) if len(expression) <= _REMEMBERED_EXPRESSION else _compile(expression)
+
+
+def _compile(expression: str) -> Mapping[str, Any]:
+    try:
+        parsed: Mapping[str, Any] = jmespath.compile(expression).parsed
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep") from exc
+    return parsed
+
+
+_compile_cached = lru_cache(maxsize=2048)(_compile)
+
+
+def _iter_roots(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Left of a dot or a projection stands what is looked up first; everything to the right is inside of it."""
+    waiting = [tree]
+    while waiting:
+        each = waiting.pop()
+        kind, children = each["type"], each["children"]
+        if kind == "field":
+            yield str(each["value"])
+        elif kind in (
+            "subexpression", "index_expression", "projection", "value_projection", "filter_projection", "pipe",
+        ):  # fmt: skip
+            waiting.append(children[0])
+        else:
+            waiting += [child for child in reversed(children) if isinstance(child, Mapping)]
