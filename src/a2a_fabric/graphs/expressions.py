@@ -57,23 +57,25 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         self._budget = budget
         self._known_functions = Functions()
 
-    def visit(self, node: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def _count(self, node: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         self._budget.spend(_STEP)
         value = super().visit(node, *args, **kwargs)
         if node["type"] in _BUILDING:
             self._budget.spend_on(value)
         return value
 
-    def visit_function_expression(self, node: Mapping[str, Any], value: Any) -> Any:
+    def _call_function(self, node: Mapping[str, Any], value: Any) -> Any:
         arguments = [self.visit(child, value) for child in node["children"]]
         self._budget.spend_on(arguments)
         return self._known_functions.call_function(node["value"], arguments)
 
-    def visit_comparator(self, node: Mapping[str, Any], value: Any) -> Any:
+    def _compare(self, node: Mapping[str, Any], value: Any) -> Any:
         sides = [self.visit(child, value) for child in node["children"]]
         self._budget.spend_on(sides)
         literals = [{"type": "literal", "value": each, "children": []} for each in sides]
         return super().visit_comparator({**node, "children": literals}, value)
+
+    visit, visit_function_expression, visit_comparator = _count, _call_function, _compare  # as JMESPath calls them
 
 
 def search(expression: str, value: Any, budget: Budget) -> Any:
