@@ -98,7 +98,7 @@ class Fabric:
         check_plain_listeners(self.config)
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
-        self._limits = NodeLimits(self.config.limits, 1 if workers is None else workers.place.count)
+        self._limits = NodeLimits(self.config.limits, None if workers is None else workers.counts)
         self.active_policy = ActivePolicy(self.config.policy)
         self._guards = build_guards(self.config.guards)
         mesh_key = None if self.config.mesh is None else self.config.mesh.key
@@ -173,7 +173,9 @@ class Fabric:
     def peer_services(self) -> PeerServices:
         """What this node does for its peers."""
         answer_admin = self.admin.processes.answer
-        return build_peer_services(self._context, self.agents, self.runtimes, self._calls, self.app, answer_admin)
+        return build_peer_services(
+            self._context, self.agents, self.runtimes, self._calls, self.app, answer_admin, self._doors.make_room
+        )
 
     def reload(self, config: Config, *, is_requested: bool = False) -> ReloadOutcome:
         """Put a changed configuration into effect as far as possible. `is_requested`: keys and issuers are read anew

@@ -50,6 +50,7 @@ from a2a_fabric.web.supervisor import (
     Supervisor,
     WorkerStart,
     bind_worker_sockets,
+    open_counts,
     stop_with_supervisor,
     wait_for_others,
     worker_command,
@@ -200,7 +201,8 @@ async def _serve(
             if worker is not None:
                 prefix = "" if setup.config.mesh is None else f"{setup.config.node_id}-"
                 place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
-                workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind)
+                counts = open_counts(worker.counts, worker.count, worker.number)
+                workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind, counts)
             session_file = _find_session_file(setup, state, worker)
             node = await start_node(setup, key.secret, stack, workers=workers, session_file=session_file)
             limits = node.config.limits

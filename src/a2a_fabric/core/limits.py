@@ -151,6 +151,11 @@ class FairLimit:
         self._free += 1
 
     @property
+    def processes(self) -> int:
+        """How many processes of the node share the capacity."""
+        return 1
+
+    @property
     def in_use(self) -> int:
         return self.capacity - self._free
 
@@ -217,8 +222,8 @@ class TokenBuckets:
         self._clock = clock
         self._by_caller: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def take(self, caller: str | None, count: int = 1) -> tuple[TokenBucket, float]:
-        """The caller's bucket, and the seconds that the caller has to wait: 0 if the tokens were taken."""
+    def take(self, caller: str | None, count: int = 1) -> tuple[float, float]:
+        """The tokens that the caller has left, and the seconds that it has to wait: 0 if the tokens were taken."""
         caller, now = caller or ANONYMOUS_CALLER, self._clock()
         bucket = self._by_caller.get(caller)
         if bucket is None:
@@ -226,7 +231,8 @@ class TokenBuckets:
             if len(self._by_caller) > _MAX_BUCKETS:
                 self._by_caller.popitem(last=False)
         self._by_caller.move_to_end(caller)
-        return bucket, bucket.take(now, count)
+        wait = bucket.take(now, count)
+        return bucket.tokens, wait
 
 
 def share_to_multiple(share: float) -> float:

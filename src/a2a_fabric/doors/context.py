@@ -15,6 +15,7 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.files import FileVersion, read_file_version
 from a2a_fabric.core.limits import DEFAULT_SHARE, BodyLimit, FairLimit, Share
 from a2a_fabric.core.propagation import Chain, MaybeChain, Trace
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.doors.api_docs import DoorDescription
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.failed_attempts import FailedAttempts
@@ -97,9 +98,13 @@ class DoorContext(msgspec.Struct, frozen=True, kw_only=True):
     release_stream: Callable[[str | None], None]
     streams: FairLimit  # the limit that the two functions above count
     subscriptions: FairLimit
+    followed_jobs: FairLimit  # jobs whose events are pushed
     failed_attempts: FailedAttempts
     caller_share: Share = DEFAULT_SHARE  # of each limit, for one caller
+    counts: SharedCounts | None = None  # where the processes of the node, if it has several, count what they use
     body_limit: BodyLimit = msgspec.field(default_factory=lambda: BodyLimit(4 * 1024 * 1024))
+    # Asks the other processes to close a session for a caller that has so many; whether one did.
+    make_room_elsewhere: Callable[[str, int], Awaitable[bool]] | None = None
     metrics: Callable[[], Awaitable[bytes]] | None = None
     tunnel: Callable[[Manifest, Principal], Tunnel | None] = lambda *_: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
@@ -139,4 +144,6 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     prepare: Callable[[], Awaitable[None]] = _prepare_nothing
     stop: Sequence[Callable[[], None]] = ()
     describe: Callable[[], DoorDescription] | None = None  # its paths over HTTP, for `/docs`
+    # Closes a session for a caller with so many who opens one in another process of the node; whether there was one.
+    make_room: Callable[[str, int], bool] | None = None
     sessions: Mapping[str, Callable[[], int]] = {}  # by kind: how many are open, for metrics

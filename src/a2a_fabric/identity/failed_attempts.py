@@ -11,7 +11,8 @@ from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
 from a2a_fabric.core.errors import AuthInvalid
-from a2a_fabric.core.limits import TokenBuckets
+from a2a_fabric.core.node_limits import build_buckets
+from a2a_fabric.core.shared_counts import SharedCounts
 
 MAX_DELAY = 5.0  # seconds
 _MIN_DELAY = 0.5
@@ -22,18 +23,21 @@ _NETWORK_BITS = 64  # one customer has at least so many IPv6 addresses
 class FailedAttempts:
     """`per_minute` refusals of one source are not delayed. The sources that failed last are remembered."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, per_minute: int, clock: Callable[[], float] = time.monotonic, counts: SharedCounts | None = None
+    ) -> None:
         self._clock = clock
+        self._counts = counts
         self._waiting = 0
-        self._buckets = TokenBuckets(per_minute, clock)
+        self._buckets = build_buckets(counts, "failed attempts", per_minute, clock)
 
     def set_rate(self, per_minute: int) -> None:
         if per_minute != self._buckets.per_minute:
-            self._buckets = TokenBuckets(per_minute, self._clock)
+            self._buckets = build_buckets(self._counts, "failed attempts", per_minute, self._clock)
 
     def find_delay(self, address: str) -> float:
         """Count a failure of this address; the seconds by which its refusal is to be delayed."""
-        _, wait = self._buckets.take(_find_source(address))
+        _, wait = self._buckets.take(find_source(address))
         return min(max(wait, _MIN_DELAY), MAX_DELAY) if wait else 0.0
 
     async def delay(self, error: BaseException, address: str) -> None:
@@ -50,7 +54,8 @@ class FailedAttempts:
             self._waiting -= 1
 
 
-def _find_source(address: str) -> str:
+def find_source(address: str) -> str:
+    """What counts as one source: an address, or the network of one customer."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -77,6 +77,8 @@ class _AgentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     query: PromptResourceQuery | None = None
     question: str = ""
+    owner: str = ""
+    held: int = 0
     arguments: dict[str, Any] = {}
 
 
@@ -98,6 +100,7 @@ class PeerApp:
             "/agents": self._list_agents,
             "/trace": self._read_trace,
             "/admin": self._answer_admin,
+            "/make-room": self._make_room,
         }
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -205,6 +208,9 @@ class PeerApp:
 
     async def _answer_admin(self, exchange: _Exchange, question: _AgentQuestion) -> Any:
         return await self._services.answer_admin(question.question, question.arguments)
+
+    async def _make_room(self, exchange: _Exchange, question: _AgentQuestion) -> bool:
+        return self._services.make_room(question.owner, question.held)
 
     async def _list_agents(self, exchange: _Exchange, question: _AgentQuestion) -> NodeListing:
         return self._services.list_agents(question.site)

@@ -107,6 +107,10 @@ class PeerClient:
         answer: Any = await self._ask("/admin", {"question": question, "arguments": arguments}, Any)
         return answer
 
+    async def make_room(self, owner: str, held: int) -> bool:
+        """Whether the peer has closed a session for this caller, who has `held`."""
+        return await self._ask("/make-room", {"owner": owner, "held": held}, bool)
+
     async def read_metrics(self) -> bytes:
         return await self._ask("/metrics", {}, bytes)
 

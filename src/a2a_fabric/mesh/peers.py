@@ -21,7 +21,7 @@ from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.direct import DIRECT_PATH
 from a2a_fabric.mesh.exports import ExportedAgents
 from a2a_fabric.mesh.relay import OWNER_MARK, RequestRelay, forward_answers
-from a2a_fabric.mesh.services import PeerServices, refuse_admin
+from a2a_fabric.mesh.services import PeerServices, refuse_admin, refuse_room
 from a2a_fabric.mesh.settings import NODE_NAME, MeshSettings
 from a2a_fabric.mesh.workers import Workers
 from a2a_fabric.registry.registry import Registry
@@ -88,7 +88,7 @@ class Peers:
             wait_for_change=registry.changes.wait,
         )
         self.mesh.agents.on_status = on_status
-        own = replace(services, list_agents=exports.list_for, answer_admin=refuse_admin)
+        own = replace(services, list_agents=exports.list_for, answer_admin=refuse_admin, make_room=refuse_room)
         await self.mesh.start(own, exports)
 
     @property

@@ -38,12 +38,17 @@ async def refuse_admin(question: str, arguments: dict[str, Any]) -> Any:
     raise BadInput("Only processes of the same node are told what its operator sees")
 
 
+def refuse_room(owner: str, held: int) -> bool:
+    raise BadInput("Only processes of the same node share a limit of sessions")
+
+
 class PeerServices(msgspec.Struct, frozen=True, kw_only=True):
     """What a node does for its peers.
 
     `load_runtime` raises FabricError. `call_agent` finds the handler of one agent. `route_call` routes a call that the
     peer has identified, authorized and counted; `call` is a call with all steps. `bind_call` gives a call the rules of
-    this process. `doors` serve requests of clients that a peer handed over. `answer_admin` is for workers of this node.
+    this process. `doors` serve requests of clients that a peer handed over. For workers of this node are `answer_admin`
+    and `make_room`, which closes a session for a caller who has so many.
     """
 
     find_agent: Callable[[str], Manifest | None]
@@ -58,4 +63,5 @@ class PeerServices(msgspec.Struct, frozen=True, kw_only=True):
     body_limit: BodyLimit
     read_trace: Callable[[str], Awaitable[Sequence[Span]]] = _read_nothing
     answer_admin: Callable[[str, dict[str, Any]], Awaitable[Any]] = refuse_admin
+    make_room: Callable[[str, int], bool] = refuse_room
     list_agents: Callable[[str], NodeListing] = lambda site: NodeListing(agents=())  # for a node of this site

@@ -16,6 +16,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.mesh.client import PeerClient
 from a2a_fabric.mesh.runtime import PeerRuntime
@@ -25,6 +26,7 @@ from a2a_fabric.telemetry.exposition import merge_expositions
 _log = logging.getLogger(__name__)
 _HELD_RUNTIMES = frozenset({"agent-client", "claude", "git", "process", "python"})
 _NOTIFY_TIMEOUT = 5.0
+_ROOM_TIMEOUT = 2.0  # seconds in which another worker is to close a session for a new one
 _START_TIMEOUT = 4.0  # seconds for which a call waits for a worker that is starting; less than a probe waits
 
 
@@ -43,6 +45,11 @@ class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
     def name_of(self, number: int) -> str:
         return f"{self.prefix}w{number}"
 
+    def divide(self, number: int) -> int:
+        """The part of this worker if all of them share so many."""
+        whole, rest = divmod(number, self.count)
+        return whole + (self.number < rest)
+
     def socket_path(self, number: int | None = None) -> Path:
         return Path(self.folder) / f"w{self.number if number is None else number}.sock"
 
@@ -50,9 +57,18 @@ class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Workers:
     """The other workers, as this one sees them. Without others it does nothing, and costs nothing."""
 
-    def __init__(self, place: WorkerPlace, reply_bytes: int, kind_of: Callable[[Manifest], str]) -> None:
-        """`kind_of` names an agent's runtime; raises FabricError if that cannot be told."""
+    def __init__(
+        self,
+        place: WorkerPlace,
+        reply_bytes: int,
+        kind_of: Callable[[Manifest], str],
+        counts: SharedCounts | None = None,
+    ) -> None:
+        """`kind_of` names an agent's runtime; raises FabricError if that cannot be told. `counts`: what all of them
+        use of the limits of the node.
+        """
         self.place = place
+        self.counts = counts
         self._kind_of = kind_of
         others = [number for number in range(place.count) if number != place.number]
         self._clients = {
@@ -67,12 +83,12 @@ class Workers:
 
     def find_holder(self, manifest: Manifest) -> PeerClient | None:
         """The worker that holds the agent; None if this one does, or every worker calls it."""
-        if not self._is_held(manifest):
+        if not self.is_held(manifest):
             return None
         digest = hashlib.blake2b(manifest.agent_id.encode(), digest_size=8).digest()
         return self.peers.get(self.place.name_of(int.from_bytes(digest, "big") % self.place.count))
 
-    def _is_held(self, manifest: Manifest) -> bool:
+    def is_held(self, manifest: Manifest) -> bool:
         """Whether the agent lives in a process of ours, so that a second one would have a state of its own."""
         if manifest.is_tool:
             return False
@@ -94,6 +110,17 @@ class Workers:
         """The runtime of an agent that another worker holds; None for others."""
         holder = self.find_holder(manifest)
         return None if holder is None else PeerRuntime(manifest, holder, on_listing_changed)
+
+    async def make_room(self, owner: str, held: int) -> bool:
+        """Whether another worker has closed a session for this caller, who has `held` in all of them."""
+        try:
+            async with asyncio.timeout(_ROOM_TIMEOUT):
+                for peer in self.peers.values():
+                    if await peer.make_room(owner, held):
+                        return True
+        except (FabricError, TimeoutError) as error:
+            _log.warning("no worker closed a session for %s: %s", owner, error)
+        return False
 
     def merge_metrics(self, render_own: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
         """All workers as one process. A worker that does not answer in time is left out of a scrape."""

@@ -18,11 +18,13 @@ from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, check_at
 from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
 from a2a_fabric.core.guards import Guards
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
+from a2a_fabric.core.limits import DEFAULT_SHARE, Share
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
+from a2a_fabric.core.node_limits import build_limit
 from a2a_fabric.core.policy import check_agent_name, check_scope
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.core.result import Part
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.core.stores import MessageStore, retry_store_call
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
@@ -105,6 +107,7 @@ class Messages:
         share: Share = DEFAULT_SHARE,
         is_learnt: Callable[[str], bool] = lambda agent_id: False,
         guards: Guards | None = None,
+        counts: SharedCounts | None = None,
     ) -> None:
         """`is_learnt`: whether an agent said itself what it offers."""
         self.settings = settings
@@ -114,7 +117,7 @@ class Messages:
         self._find_agent = find_agent
         self._is_learnt = is_learnt
         self._signals = signals
-        self._followers = FairLimit("followed conversations", settings.max_followers, share, retry_after=10.0)
+        self._followers = build_limit(counts, "followed conversations", settings.max_followers, share, retry_after=10.0)
         self._guards = guards or Guards()
         self._on_sent = on_sent  # called for each new message, for metrics
 

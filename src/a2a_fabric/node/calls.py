@@ -61,7 +61,8 @@ class CallParts:
         )
 
     def build_jobs(self) -> Jobs:
-        context, settings, limits = self._context, self._context.config.jobs, self._context.limits
+        context, limits = self._context, self._context.limits
+        settings = msgspec.structs.replace(context.config.jobs, concurrent=self._find_job_slots())
         http = OutboundClient(Guard(allow=settings.webhook_allow))
         context.stack.push_async_callback(http.aclose)
         recorder = context.recorder
@@ -87,6 +88,11 @@ class CallParts:
         )
         return Jobs(context.store, dependencies, settings, http, WebhookUrlPolicy(Guard(allow=settings.webhook_allow)))
 
+    def _find_job_slots(self) -> int:
+        """Any worker of the node takes any job that waits, so each has its part of the slots."""
+        slots, peers = self._context.config.jobs.concurrent, self._context.peers
+        return slots if peers is None or peers.workers is None else peers.workers.place.divide(slots)
+
     def build_messages(self, jobs: Jobs, registrar: Registrar) -> tuple[Messages, Inboxes]:
         context, registry, metrics = self._context, self._agents.registry, self._context.telemetry.metrics
         message_store, settings = context.store.messages, context.config.messages
@@ -102,6 +108,7 @@ class CallParts:
             context.limits.caller_share,
             lambda agent_id: registry.catalog.is_discovered(agent_id),
             context.guards,
+            context.limits.counts,
         )
         inboxes = Inboxes(
             message_store,

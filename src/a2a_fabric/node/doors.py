@@ -57,6 +57,10 @@ class DoorParts:
         self._console: ConsolePages | None = None
         self.doors = [self._build_door(dict(table)) for table in context.config.doors]
 
+    def make_room(self, owner: str, held: int) -> bool:
+        """Close a session for a caller who has `held` and opens one more in another process of the node."""
+        return any(door.make_room(owner, held) for door in self.doors if door.make_room is not None)
+
     def build_app(
         self,
         agents: AgentParts,
@@ -101,9 +105,10 @@ class DoorParts:
 
     def _build_context(self, kind: str) -> DoorContext:
         context, config, limits = self._context, self._context.config, self._context.limits
+        peers = context.peers
         render_metrics: Callable[[], Awaitable[bytes]] = context.telemetry.metrics.render_exposition
-        if context.peers is not None:
-            render_metrics = context.peers.merge_metrics(render_metrics)
+        if peers is not None:
+            render_metrics = peers.merge_metrics(render_metrics)
         entry = self._authentication.build_entry(plugins.canonical_kind(kind), context.policy)
         resolver = self._authentication.resolver
         return DoorContext(
@@ -120,8 +125,11 @@ class DoorParts:
             release_stream=self._close_stream,
             streams=limits.streams,
             subscriptions=limits.subscriptions,
+            followed_jobs=limits.followed_jobs,
             failed_attempts=limits.failed_attempts,
             caller_share=limits.caller_share,
+            counts=limits.counts,
+            make_room_elsewhere=None if peers is None or peers.workers is None else peers.workers.make_room,
             body_limit=limits.body,
             metrics=render_metrics if config.metrics else None,
             tunnel=self._runtimes.find_tunnel,

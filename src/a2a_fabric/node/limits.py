@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from a2a_fabric.config import LimitSettings
 from a2a_fabric.core.limits import BodyLimit, CallerShare, FairLimit
+from a2a_fabric.core.node_limits import build_limit
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.steps.entry import CallRateLimit
 
@@ -26,26 +28,29 @@ CHANGEABLE_LIMITS = (
 
 
 class NodeLimits:
-    def __init__(self, settings: LimitSettings, processes: int = 1) -> None:
-        """`processes` serve the same port: an address that guesses keys gets its refusals from all of them."""
-        self._processes = processes
+    def __init__(self, settings: LimitSettings, counts: SharedCounts | None = None) -> None:
+        """`counts`: several processes serve the same port, and each limit holds for all of them together."""
+        self.counts = counts
         self.body = BodyLimit(settings.body_bytes)
         self.caller_share = CallerShare(settings.share_per_caller)
-        self.calls = FairLimit("calls", settings.concurrent_calls, self.caller_share)
-        self.call_rate = CallRateLimit(settings.calls_per_minute)
-        self.streams = FairLimit("streams and waiting requests", settings.streams, self.caller_share, retry_after=5.0)
-        self.subscriptions = FairLimit("subscriptions", settings.subscriptions, self.caller_share, retry_after=10.0)
-        self.failed_attempts = FailedAttempts(self._share_of(settings.failed_attempts_per_minute))
+        share, subscriptions = self.caller_share, settings.subscriptions
+        self.calls = build_limit(counts, "calls", settings.concurrent_calls, share)
+        self.call_rate = CallRateLimit(settings.calls_per_minute, counts=counts)
+        self.streams = build_limit(counts, "streams and waiting requests", settings.streams, share, retry_after=5.0)
+        self.subscriptions = build_limit(counts, "subscriptions", subscriptions, share, retry_after=10.0)
+        # Each process follows all jobs with push notifications, so it counts those of the node by itself.
+        self.followed_jobs = (
+            self.subscriptions if counts is None else FairLimit("subscriptions", subscriptions, share, retry_after=10.0)
+        )
+        self.failed_attempts = FailedAttempts(settings.failed_attempts_per_minute, counts=counts)
 
     def apply(self, settings: LimitSettings) -> None:
         self.body.set(settings.body_bytes)
         self.calls.resize(settings.concurrent_calls)
         if settings.calls_per_minute != self.call_rate.per_minute:
             self.call_rate.set_rate(settings.calls_per_minute)
-        self.failed_attempts.set_rate(self._share_of(settings.failed_attempts_per_minute))
+        self.failed_attempts.set_rate(settings.failed_attempts_per_minute)
         self.streams.resize(settings.streams)
-        self.subscriptions.resize(settings.subscriptions)
+        for limit in {self.subscriptions, self.followed_jobs}:
+            limit.resize(settings.subscriptions)
         self.caller_share.set(settings.share_per_caller)
-
-    def _share_of(self, per_minute: int) -> int:
-        return -(-per_minute // self._processes)

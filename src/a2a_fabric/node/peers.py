@@ -48,6 +48,7 @@ def build_peer_services(
     calls: CallParts,
     app: ASGIApp,
     answer_admin: Callable[[str, dict[str, Any]], Awaitable[Any]],
+    make_room: Callable[[str, int], bool],
 ) -> PeerServices:
     """What the node does for its peers."""
 
@@ -67,6 +68,7 @@ def build_peer_services(
         body_limit=context.limits.body,
         read_trace=read_trace,
         answer_admin=answer_admin,
+        make_room=make_room,
     )
 
 

@@ -13,6 +13,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.logins import find_login_owner
 from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.node.agents import AgentParts
 from a2a_fabric.node.context import NodeContext
@@ -102,6 +103,7 @@ class RuntimeParts:
             breaker=config.breaker,
             calls_per_agent=config.limits.concurrent_calls_per_agent,
             share=self._context.limits.caller_share,
+            find_counts=self._find_counts,
             drain_timeout=config.limits.drain_seconds,
             probe_timeout=config.health.timeout,
             is_signed=self._node_identity.is_signed,
@@ -110,6 +112,12 @@ class RuntimeParts:
         )
         stack.push_async_callback(pool.aclose)
         return pool
+
+    def _find_counts(self, manifest: Manifest) -> SharedCounts | None:
+        """None for an agent that one process holds: all calls pass the gate there."""
+        peers = self._context.peers
+        is_held = peers is not None and peers.workers is not None and peers.workers.is_held(manifest)
+        return None if is_held else self._context.limits.counts
 
     def _build_context(self) -> RuntimeContext:
         node, config, stack = self._context, self._context.config, self._context.stack

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Emit, Step, compose, ignore_event
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
-from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit, Share
+from a2a_fabric.core.limits import DEFAULT_SHARE, Share
+from a2a_fabric.core.node_limits import build_limit
 from a2a_fabric.core.propagation import Chain, DelegationGuard, MaybeChain
 from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
@@ -27,6 +28,7 @@ from a2a_fabric.core.retry import (
     record_reachable,
     record_success,
 )
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.registry.health import evidence_from_error
 
 _log = logging.getLogger(__name__)
@@ -59,13 +61,15 @@ class Gate:
         policy: BreakerPolicy,
         clock: Callable[[], float] = time.monotonic,
         share: Share = DEFAULT_SHARE,
+        counts: SharedCounts | None = None,
     ) -> None:
+        """`counts`: other processes of the node call the agent, too."""
         self.breaker: Breaker = CLOSED_BREAKER
         self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
         self.answers_broken = False  # the last failure: the agent answered at once, but broken
         self._agent_id = agent_id
         self._policy = policy
-        self._shares = FairLimit(f"calls to agent '{agent_id}'", most, share, used_up=self._make_busy)
+        self._shares = build_limit(counts, f"calls to agent '{agent_id}'", most, share, used_up=self._make_busy)
         self.take, self.give_back = self._shares.acquire, self._shares.release
         self._clock = clock
         self.idle_event: asyncio.Event | None = None  # set while a task waits for it

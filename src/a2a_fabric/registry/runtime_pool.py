@@ -31,6 +31,7 @@ from a2a_fabric.core.recording import current_recording
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import CLOSED_BREAKER, Breaker, BreakerPolicy
 from a2a_fabric.core.routing import may_try_next
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.core.tasks import Deadline, cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
@@ -201,13 +202,16 @@ class RuntimePool:
         breaker: BreakerPolicy,
         calls_per_agent: int,
         share: Share = DEFAULT_SHARE,
+        find_counts: Callable[[Manifest], SharedCounts | None] = lambda _: None,
         drain_timeout: float,
         probe_timeout: float = 5.0,
         is_signed: Callable[[Manifest], bool] = lambda _: False,
         special_types: tuple[type, ...] = (),
         on_special: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_signed` says whether requests to an agent are signed, so that their signer must know the call.
+        """`find_counts` says where the calls of an agent are counted that other processes of the node call, too.
+
+        `is_signed` says whether requests to an agent are signed, so that their signer must know the call.
 
         `special_ids` are the agents whose runtime is of one of `special_types`: a fleet need not be searched.
         `on_special` is called when one more has been built.
@@ -221,6 +225,7 @@ class RuntimePool:
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
         self._share = share
+        self._find_counts = find_counts
         self._drain_timeout = drain_timeout
         self._probe_timeout = probe_timeout
         self._live_runtimes: dict[str, LiveRuntime] = {}
@@ -305,7 +310,8 @@ class RuntimePool:
             runtime = self._build(manifest)
         except Exception as error:
             raise _build_error(manifest, error) from error
-        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
+        counts = self._find_counts(manifest)
+        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share, counts=counts)
         live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
             manifest, runtime, gate, self._probe_timeout, is_signed=self._is_signed(manifest)
         )

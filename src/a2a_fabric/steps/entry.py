@@ -17,13 +17,15 @@ from a2a_fabric.core.call import Call, Emit, Handler, Principal, Step, Target, i
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.disclosure import reveal_to_operator
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
-from a2a_fabric.core.limits import FairLimit, TokenBuckets
+from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.node_limits import build_buckets
 from a2a_fabric.core.policy import LASTING_MODES, MAX_REMEMBERED, find_refusal, find_refusal_of_unknown, refuse_call
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.propagation import DelegationGuard, current_trace
 from a2a_fabric.core.receipts import ReceiptRecorder
 from a2a_fabric.core.recording import CallRecording, current_recording
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shared_counts import SharedCounts
 
 _MAX_HOPS = 32
 _MAX_HOP = 200  # characters
@@ -207,14 +209,20 @@ def authorize(
 class CallRateLimit:
     """How many calls each principal may make in a minute; None means no limit."""
 
-    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        counts: SharedCounts | None = None,
+    ) -> None:
         self._clock = clock
+        self._counts = counts
         self.set_rate(per_minute)
 
     def set_rate(self, per_minute: int | None) -> None:
         """Every caller begins anew with the new rate."""
         self.per_minute = per_minute
-        self._buckets = None if per_minute is None else TokenBuckets(per_minute, self._clock)
+        self._buckets = None if per_minute is None else build_buckets(self._counts, "calls", per_minute, self._clock)
 
     def count(self, principal_id: str | None, calls: int = 1) -> None:
         """Raises RateLimited."""

@@ -284,7 +284,8 @@ class UsageGauges:
 
     def render(self) -> Iterator[str]:
         used = [((name,), float(limit.in_use)) for name, limit in self._limits.items()]
-        most = [((name,), float(limit.capacity)) for name, limit in self._limits.items()]
+        # The expositions of all processes are added up: each reports its part of what they share.
+        most = [((name,), limit.capacity / limit.processes) for name, limit in self._limits.items()]
         yield from render_family("fabric_limit_used", "gauge", "How much of a limit is in use", ("limit",), used)
         yield from render_family("fabric_limit_max", "gauge", "The limit", ("limit",), most)
         opened = [((state,), float(count)) for state, count in self._connections().items()]

@@ -3,6 +3,9 @@
 Each worker has a socket of its own on the same port (SO_REUSEPORT), which the supervisor keeps open. So connections
 that wait for a worker that died wait on, and the next worker accepts them.
 
+All workers have one piece of memory in which they count what they use of the limits of the node. What a worker held
+that has ended is given back by the supervisor.
+
 Supervisor and worker are connected by a pair of sockets. The worker writes one byte when its node is up, and serves
 clients only when the supervisor has answered: then the others are up, too. If the supervisor dies, the worker reads
 the end of the pair and stops, so no worker is left behind.
@@ -14,9 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
+import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -26,6 +32,7 @@ import msgspec
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.held_signals import hand_over_signals, hold_signals
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.web.server import bind_socket
 
@@ -45,6 +52,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     listener: int
     control: int
+    counts: int
 
 
 def bind_worker_sockets(host: str, port: int, count: int, *, exact_port: bool) -> list[socket.socket]:
@@ -61,6 +69,21 @@ def bind_worker_sockets(host: str, port: int, count: int, *, exact_port: bool) -
     return sockets
 
 
+def create_counts(workers: int) -> int:
+    """The descriptor of the memory in which the workers count what they use of the limits of the node."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("a2a-fabric")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, SharedCounts.measure(workers))
+    return descriptor
+
+
+def open_counts(descriptor: int, workers: int, number: int) -> SharedCounts:
+    return SharedCounts(memoryview(mmap.mmap(descriptor, SharedCounts.measure(workers))), workers, number)
+
+
 class Supervisor:
     """`command` starts a worker if its description follows; `report` tells the operator of what happens."""
 
@@ -74,6 +97,8 @@ class Supervisor:
     ) -> None:
         self._command = command
         self._sockets = sockets
+        self._counts_descriptor = create_counts(len(sockets))
+        self._counts = open_counts(self._counts_descriptor, len(sockets), 0)
         self._folder = folder
         self._drain_timeout = drain_timeout
         self._report = report
@@ -170,11 +195,12 @@ class Supervisor:
                     folder=self._folder,
                     listener=self._sockets[number].fileno(),
                     control=worker_end.fileno(),
+                    counts=self._counts_descriptor,
                 )
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
                     msgspec.json.encode(start).decode(),
-                    pass_fds=(start.listener, start.control),
+                    pass_fds=(start.listener, start.control, start.counts),
                     start_new_session=True,  # or Ctrl-C would reach the worker twice
                 )
             self._up.discard(number)
@@ -189,6 +215,7 @@ class Supervisor:
                 raise
             finally:
                 self._up.discard(number)
+                self._counts.clear(number)
                 await cancel_and_wait(starting)
 
     async def _begin(self, number: int, control: socket.socket) -> None:

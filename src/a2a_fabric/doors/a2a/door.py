@@ -37,7 +37,7 @@ class GrpcAddress:
 def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     gateway, jobs = context.gateway, context.jobs
     grpc_address = GrpcAddress(settings.public_grpc)
-    push = A2APushConfigs(jobs, settings.push_secret, settings.max_push_configs, context.subscriptions)
+    push = A2APushConfigs(jobs, settings.push_secret, settings.max_push_configs, context.followed_jobs)
     creator = TaskCreator(gateway, jobs, context.operations, settings.replay_seconds)
     tasks = A2ATasks(jobs, creator, settings)
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.job import Job
-from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.node_limits import build_limit
 from a2a_fabric.core.propagation import Trace
 from a2a_fabric.doors.a2a.cards import CardCache
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
@@ -226,7 +226,9 @@ class A2ADoorState:
         self.versions: tuple[A2AVersion, ...] = SUPPORTED_VERSIONS if settings.version_0_3 else ("1.0",)
         self._local_policy = AnonymousPolicy(context, "local")
         self._remote_policy = AnonymousPolicy(context, "public" if settings.public_cards else None)
-        self.stream_shares = FairLimit("open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0)
+        self.stream_shares = build_limit(
+            context.counts, "open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0
+        )
 
     def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
         """Raises FabricError if the caller is refused or the agent is not found."""

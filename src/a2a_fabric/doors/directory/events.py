@@ -18,7 +18,7 @@ from a2a_fabric.core.agent import Health, Manifest, Status, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import JobNotFound, StoreError
 from a2a_fabric.core.job import JobState, JobSummary, translate_state
-from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.node_limits import build_limit
 from a2a_fabric.core.policy import narrow_manifest
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.agents import AgentDirectory, to_agent_id
@@ -178,8 +178,8 @@ class DirectoryEvents:
         self._event_bytes = 0
         self._last_number = int(time.time() * 1000)
         self._signal = asyncio.Event()
-        self._subscribers = FairLimit(
-            "subscribers to a2a/events", max_subscribers, context.caller_share, retry_after=10.0
+        self._subscribers = build_limit(
+            context.counts, "subscribers to a2a/events", max_subscribers, context.caller_share, retry_after=10.0
         )
         self._is_stopped = False
         self._registry.add_listener(self._on_catalog_change)

@@ -18,8 +18,10 @@ import msgspec
 
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import FabricError, InternalError, RateLimited
-from a2a_fabric.core.limits import BodyLimit, TokenBuckets
+from a2a_fabric.core.limits import BodyLimit
+from a2a_fabric.core.node_limits import build_buckets
 from a2a_fabric.core.propagation import current_trace, new_trace
+from a2a_fabric.core.shared_counts import SharedCounts
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge.event_stream import KEEPALIVE, READ_TIMEOUT, EventStream, EventStreamReply, encode_event
 from a2a_fabric.doors.edge.reply import (
@@ -59,16 +61,21 @@ _WINDOW_SECONDS = 60
 
 
 class RequestRateLimit:
-    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._buckets = None if per_minute is None else TokenBuckets(per_minute, clock)
+    def __init__(
+        self,
+        per_minute: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        counts: SharedCounts | None = None,
+    ) -> None:
+        self._buckets = None if per_minute is None else build_buckets(counts, "requests", per_minute, clock)
 
     def take(self, caller: str) -> HeaderList:
         """Count one request. Returns the headers that report what is left, or raises RequestRateExceeded with them."""
         if self._buckets is None:
             return []
-        bucket, wait = self._buckets.take(caller)
+        tokens, wait = self._buckets.take(caller)
         per_minute = self._buckets.per_minute
-        headers = _build_headers(per_minute, bucket.tokens)
+        headers = _build_headers(per_minute, tokens)
         if wait:
             message = f"More than {per_minute} requests a minute; try again in {wait:.1f} s"
             raise RequestRateExceeded(message, wait, headers)

@@ -93,6 +93,8 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         settings.session_idle,
         settings.session_unused,
         share=context.caller_share,
+        counts=context.counts,
+        make_room_elsewhere=context.make_room_elsewhere,
     )
 
     def build_catalog(manifest: Manifest | None) -> ToolCatalog:
@@ -163,6 +165,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         lifetime=run_lifetime(),
         prepare=prepare,
         stop=(gateway_endpoint.stop, agent_endpoint.stop, sse.stop, selector.stop, hidden_tools_log.stop),
+        make_room=sessions.make_room,
         sessions={"mcp": lambda: len(sessions)},
         describe=partial(describe, MESSAGES_PATH),
         servers=servers,

@@ -29,6 +29,7 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import ANONYMOUS_CALLER, Share, follow_share, share_to_multiple
+from a2a_fabric.core.shared_counts import SharedCounts, SharedUsage
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.protocols.mcp.wire import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES, McpMessage, decode_or_none
 
@@ -39,6 +40,9 @@ _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
 _RETRY_AFTER = 5.0
 _PURGE_INTERVAL = 10.0
+
+
+MakeRoom = Callable[[str, int], Awaitable[bool]]
 
 
 async def _do_nothing() -> None:
@@ -97,8 +101,15 @@ class OpenSessions:
         clock: Callable[[], float] = time.monotonic,
         *,
         share: Share = 1.0,
+        counts: SharedCounts | None = None,
+        make_room_elsewhere: MakeRoom | None = None,
     ) -> None:
+        """`counts`: other processes of the node have sessions under the same limit. `make_room_elsewhere` asks them to
+        close one for a caller that has so many, and says whether one did.
+        """
         self.clock = clock
+        self._make_room_elsewhere = make_room_elsewhere
+        self._usage = None if counts is None else SharedUsage(counts, description)
         self._multiple = share_to_multiple(follow_share(share, self))
         self._description = description
         self._max_sessions = max_sessions
@@ -123,7 +134,13 @@ class OpenSessions:
         Raises RateLimited if no session can be closed for it.
         """
         session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock())
-        closing = self._close_one_for(session)
+        try:
+            closing = self._close_one_for(session)
+        except RateLimited:
+            make_room = self._make_room_elsewhere
+            if make_room is None or not await make_room(session.owner, self._count_held_by(session.owner)):
+                raise
+            closing = self._close_one_for(session)
         self._add(session)
         if closing is not None:
             try:
@@ -133,6 +150,13 @@ class OpenSessions:
                 raise
         return session
 
+    def make_room(self, owner: str, held: int) -> bool:
+        """Close a session for a caller who has `held` and opens one more in another process."""
+        idlest = self._find_idlest(owner, held, is_full=self._count_all() >= self._max_sessions)
+        if idlest is not None:
+            self._close_idlest(idlest, owner)
+        return idlest is not None
+
     def find(self, name: str) -> OpenSession | None:
         return self._by_name.get(name)
 
@@ -141,7 +165,7 @@ class OpenSessions:
 
     def restore(self, name: str, principal_id: str | None, idle_seconds: float) -> OpenSession | None:
         """Open a session of an earlier run again. None if it would have ended by now, or there are too many."""
-        if idle_seconds > self._idle_timeout or self._count >= self._max_sessions:
+        if idle_seconds > self._idle_timeout or self._count_all() >= self._max_sessions:
             return None
         session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock() - idle_seconds)
         session.requests, session.answered_requests = 0, 2  # it was used before
@@ -152,6 +176,7 @@ class OpenSessions:
     def _add(self, session: OpenSession) -> None:
         self._by_owner.setdefault(session.owner, set()).add(session)
         self._count += 1
+        self._publish(session.owner)
         if self._sweep_timer is None and self._unused_timeout < float("inf"):
             self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
 
@@ -175,22 +200,36 @@ class OpenSessions:
         owned.discard(session)
         if not owned:
             del self._by_owner[session.owner]
+        self._publish(session.owner)
+
+    def _publish(self, owner: str) -> None:
+        if self._usage is not None:
+            self._usage.publish(owner, len(self._by_owner.get(owner, ())), self._count)
+
+    def _count_all(self) -> int:
+        return self._count + (0 if self._usage is None else self._usage.count_others())
+
+    def _count_held_by(self, owner: str) -> int:
+        return len(self._by_owner.get(owner, ())) + (0 if self._usage is None else self._usage.count_others(owner))
 
     def _close_one_for(self, new: OpenSession) -> asyncio.Future[None] | None:
         """Raises RateLimited."""
-        if self._count >= self._max_sessions:
+        if self._count_all() >= self._max_sessions:
             self._purge()
-        free = self._max_sessions - self._count
-        held = len(self._by_owner.get(new.owner, ()))
+        free = self._max_sessions - self._count_all()
+        held = self._count_held_by(new.owner)
         if held < self._multiple * free:
             return None
         idlest = self._find_idlest(new.owner, held, is_full=free <= 0)
         if idlest is None:
             raise self._make_refusal(held, free)
-        self.end(idlest)
-        idle = self.clock() - idlest.used_at
-        _log.info("Closed a session of %s, idle for %.0f s, to open one for %s", idlest.owner, idle, new.owner)
-        return self._close(idlest)
+        return self._close_idlest(idlest, new.owner)
+
+    def _close_idlest(self, session: OpenSession, owner: str) -> asyncio.Future[None]:
+        self.end(session)
+        idle = self.clock() - session.used_at
+        _log.info("Closed a session of %s, idle for %.0f s, to open one for %s", session.owner, idle, owner)
+        return self._close(session)
 
     def _make_refusal(self, held: int, free: int) -> RateLimited:
         usage = f"All {self._max_sessions} {self._description} are in use"

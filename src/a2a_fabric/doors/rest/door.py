@@ -69,7 +69,7 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
         context=context,
         identify=anonymous_policy,
         body_limit=BodyLimit(settings.body_bytes),
-        rate_limit=RequestRateLimit(settings.requests_per_minute),
+        rate_limit=RequestRateLimit(settings.requests_per_minute, counts=context.counts),
         keep_alive=settings.keep_alive,
     )
     agents = RestAgents(context, anonymous_policy)

@@ -33,7 +33,7 @@ from a2a_fabric.core.job import (
     states_from_word,
     translate_state,
 )
-from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.node_limits import build_limit
 from a2a_fabric.core.result import Answer as Said
 from a2a_fabric.core.result import format_timestamp
 from a2a_fabric.doors.context import DoorContext
@@ -76,7 +76,9 @@ class RestTasks:
     def __init__(self, context: DoorContext, max_streams: int) -> None:
         self._jobs = context.jobs
         self._registry = context.gateway.registry
-        self.stream_shares = FairLimit("open streams of tasks", max_streams, context.caller_share, retry_after=10.0)
+        self.stream_shares = build_limit(
+            context.counts, "open streams of tasks", max_streams, context.caller_share, retry_after=10.0
+        )
 
     def list_endpoints(self) -> Sequence[RestRoute]:
         return (

@@ -150,7 +150,7 @@ class RpcMethods:
         self._agents = agents
         self._registry = context.gateway.registry
         self._tasks = tasks
-        self._push = RpcPushConfigs(context.jobs, context.subscriptions)
+        self._push = RpcPushConfigs(context.jobs, context.followed_jobs)
         self._latest_streamed: OrderedDict[tuple[str, str], str] = OrderedDict()  # by caller and agent: the latest job
         self.table: dict[str, RpcMethod] = {
             "discover": RpcMethod(rpc_models.RpcDiscoverParams, self.discover),
