@@ -17,14 +17,15 @@ import msgspec
 
 from a2a_fabric.core.call import Call, Emit, Handler, Step
 from a2a_fabric.core.callbacks import CALLBACK_PATH
-from a2a_fabric.core.errors import PayloadTooLarge
-from a2a_fabric.core.limits import BodyLimit
+from a2a_fabric.core.errors import PayloadTooLarge, RateLimited
+from a2a_fabric.core.limits import BodyLimit, FairLimit
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.result import Result
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     SHORTCUT_KEY,
     ClientDisconnected,
+    client_address,
     head_from_scope,
     read_body,
     replay_body,
@@ -32,6 +33,7 @@ from a2a_fabric.doors.edge import (
     send_reply,
     take_buffered_body,
 )
+from a2a_fabric.identity.failed_attempts import find_source
 from a2a_fabric.mesh.app import RELAYED_KEY, RelayFacts, encode_relay_facts
 from a2a_fabric.mesh.client import RELAY_HEADER, PeerClient
 from a2a_fabric.outbound.port import ConnectFailed, OutboundError
@@ -40,6 +42,7 @@ OWNER_MARK = "~"
 _SESSION_HEADER = b"mcp-session-id"
 _SESSION_QUERY = b"session_id="
 _AGENTS, _MCP = "/agents/", "/mcp"
+_MAX_WAITING = 1000  # requests for peers that are being restarted: their credentials are checked there
 _RELAY_TIMEOUT = 600.0  # seconds for a request that opens no stream; doors have shorter deadlines of their own
 # The client's connection ends here: these describe it, and not the request.
 _HOP_HEADERS = frozenset(
@@ -99,6 +102,7 @@ class RequestRelay:
         self._peers = peers
         self._find_holder = find_holder
         self._body_limit = body_limit
+        self._waiting = FairLimit("requests that wait for a process to be back", _MAX_WAITING)  # by source
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         def wrapped(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
@@ -119,11 +123,14 @@ class RequestRelay:
             if owner is None and scope["method"] == "POST" and _agent_from_path(scope["path"]) is not None:
                 body = await _read(scope, receive, self._body_limit.bytes)
                 owner = self._find_resumed(body)
-            peer = await self._find_peer(owner) if owner is not None else None
+            peer = await self._find_peer(owner, scope) if owner is not None else None
             if peer is not None and body is None:
                 body = await _read(scope, receive, self._body_limit.bytes)
         except PayloadTooLarge as error:
             await _refuse(send, 413, error.code, error.message)
+            return
+        except RateLimited as error:
+            await _refuse(send, 503, "AGENT_OFFLINE", f"{owner} is being restarted. {error.message}")
             return
         except TimeoutError:
             await _refuse(send, 408, "BAD_INPUT", "The request body did not arrive in time")
@@ -157,8 +164,14 @@ class RequestRelay:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None  # the door says what is wrong with it
 
-    async def _find_peer(self, owner: str) -> PeerClient | None:
-        return self._peers.get(owner) or await self._wait_for_return(owner)
+    async def _find_peer(self, owner: str, scope: Any) -> PeerClient | None:
+        """Raises RateLimited if too many requests wait already."""
+        return self._peers.get(owner) or await self._wait_within_limit(owner, scope)
+
+    async def _wait_within_limit(self, owner: str, scope: Any) -> PeerClient | None:
+        """Raises RateLimited."""
+        with self._waiting.hold(find_source(client_address(scope))):
+            return await self._wait_for_return(owner)
 
     async def _hand_over(
         self, owner: str, peer: PeerClient, body: bytes, scope: Any, receive: Receive, send: Send
@@ -184,7 +197,10 @@ class RequestRelay:
             except OutboundError as exc:
                 if reply_began or not (isinstance(exc, ConnectFailed) or scope["method"] == "GET"):
                     raise
-                returned = await self._wait_for_return(owner)  # nothing was done: it may be asked again
+                try:
+                    returned = await self._wait_within_limit(owner, scope)  # nothing was done: it may be asked again
+                except RateLimited:
+                    raise exc from None
                 if returned is None or returned is peer:
                     raise
                 peer = returned

@@ -58,6 +58,7 @@ def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: boo
 DNS_CACHE_SECONDS = 10.0  # seconds for which the addresses of a host are used again
 MAX_CACHED_HOSTS = 1024
 _LISTEN_PAUSE = 0.05  # seconds until a process that is starting is tried again
+_MAX_WAITING = 500  # connections to one process that is starting; a pool has twice as many
 
 
 class Connector:
@@ -128,12 +129,14 @@ class Connector:
 class UnixConnector(Connector):
     """Connects to one socket of this machine, whatever host the URL names.
 
-    The process behind it may be starting, so the connector waits until it listens, within the timeout.
+    The process behind it may be starting, so the connector waits until it listens, within the timeout. Only so many
+    connections wait at a time: requests come here before their credentials are checked.
     """
 
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__(None, timeout, ssl.create_default_context)
         self._path = str(path)
+        self._waiting = 0
 
     async def connect(self, url: Url, make: Callable[[], Connection]) -> Connection:
         loop = asyncio.get_running_loop()
@@ -146,7 +149,7 @@ class UnixConnector(Connector):
                 return connection
             except (FileNotFoundError, ConnectionRefusedError) as exc:
                 connection.discard()
-                if loop.time() + _LISTEN_PAUSE >= ends_at:
+                if loop.time() + _LISTEN_PAUSE >= ends_at or self._waiting >= _MAX_WAITING:
                     raise ConnectFailed(f"Nothing listens at {self._path}") from exc
             except OSError as exc:  # a TimeoutError is one
                 connection.discard()
@@ -154,7 +157,11 @@ class UnixConnector(Connector):
             except BaseException:
                 connection.discard()
                 raise
-            await asyncio.sleep(_LISTEN_PAUSE)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(_LISTEN_PAUSE)
+            finally:
+                self._waiting -= 1
 
 
 async def _resolve_unguarded(host: str, port: int) -> list[str]:
