@@ -89,7 +89,32 @@ def test_many_callers_that_hold_nothing_cost_no_more_memory_and_none_is_counted_
             pass
     assert len(second._usage._slots) <= 20_000
     assert second.count_held_by("holder") == 1
+    assert second.can_acquire("holder")
     assert second._count_free() == 999
+
+
+def test_a_process_keeps_at_most_a_hundredth_that_it_does_not_use() -> None:
+    first, second = build(1000, share=1.0)
+    for number in range(100):
+        with first.hold(f"caller {number}"):
+            pass
+    for _ in range(50):
+        first.acquire("alice")
+    for _ in range(50):
+        first.release("alice")
+    assert first.in_use == 0
+    assert count_acquired(second, "bob") == 990
+    assert count_acquired(first, "alice") == 10
+    assert not second.can_acquire("bob")
+
+
+def test_most_calls_touch_nothing_that_is_shared() -> None:
+    first, second = build(1000)
+    first.acquire("alice")
+    first.release("alice")
+    before = second.count_held_by("alice")
+    first.acquire("alice")
+    assert second.count_held_by("alice") == before == 1
 
 
 def test_more_callers_than_have_a_place_are_still_counted_by_their_own_process() -> None:
@@ -99,6 +124,7 @@ def test_more_callers_than_have_a_place_are_still_counted_by_their_own_process()
     assert limit.count_held_by("caller 29999") == 1
     for number in range(30_000):
         limit.release(f"caller {number}")
+    assert limit.can_acquire("another")
     assert (limit.in_use, limit._count_free()) == (0, 100_000)
 
 

@@ -9,14 +9,18 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.limits import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit, Share, TokenBuckets
 from a2a_fabric.core.shared_counts import SharedCounts, SharedRate, SharedUsage
 
+_SPARE_PART = 100  # of a limit: what a process may keep that its callers do not hold
+
 
 class NodeLimit(FairLimit):
     """A fair limit of which other processes use their part. `capacity` is that of all, `in_use` is of this process.
 
-    Two processes that take the last place at one moment may both be refused; never do both get it.
+    A process reserves what its callers hold, and keeps up to a hundredth of the capacity reserved that they hold no
+    longer: so most calls touch nothing that is shared. Limits below a hundred are exact. Two processes that reserve the
+    last place at one moment may both be refused; never do both get it.
     """
 
-    __slots__ = ("_usage",)
+    __slots__ = ("_reserved", "_reserved_by_caller", "_spare", "_usage")
 
     def __init__(
         self,
@@ -30,31 +34,43 @@ class NodeLimit(FairLimit):
     ) -> None:
         super().__init__(resource_name, capacity, share, retry_after=retry_after, used_up=used_up)
         self._usage = SharedUsage(counts, resource_name)
+        self._spare = capacity // _SPARE_PART
+        self._reserved = 0
+        self._reserved_by_caller: dict[str, int] = {}
 
     @property
     def processes(self) -> int:
         return self._usage.processes
 
+    def resize(self, capacity: int) -> None:
+        super().resize(capacity)
+        self._spare = capacity // _SPARE_PART
+
     def acquire(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
-        caller, callers, usage = principal_id or ANONYMOUS_CALLER, self._held_by_caller, self._usage
-        held, used = callers.get(caller, 0), self.capacity - self._free
-        usage.publish(caller, held + 1, used + 1)  # before the others are looked at
-        free = self._free - usage.count_others()
-        if free <= self._scarce:
-            held_by_all = held + usage.count_others(caller)
-            if held_by_all >= self._multiple * free:
-                usage.publish(caller, held, used)
-                raise self._make_refusal(held_by_all, free)
+        caller, callers, reserved = principal_id or ANONYMOUS_CALLER, self._held_by_caller, self._reserved_by_caller
+        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # cheaper than `get`
+        if caller not in reserved or held >= reserved[caller]:
+            self._reserve_one(caller, held)
         callers[caller] = held + 1
         self._free -= 1
 
     def release(self, principal_id: str | None) -> None:
-        super().release(principal_id)
-        caller = principal_id or ANONYMOUS_CALLER
-        self._usage.publish(caller, self._held_by_caller.get(caller, 0), self.capacity - self._free)
+        caller, callers = principal_id or ANONYMOUS_CALLER, self._held_by_caller
+        held = callers[caller] - 1
+        if held:
+            callers[caller] = held
+        else:
+            del callers[caller]
+        self._free += 1
+        if self._reserved + self._free - self.capacity > self._spare:
+            self._set_reserved(caller, held)
 
     def can_acquire(self, principal_id: str | None) -> bool:
+        caller = principal_id or ANONYMOUS_CALLER
+        if self._held_by_caller.get(caller, 0) < self._reserved_by_caller.get(caller, 0):
+            return True
+        self._give_back_spare()
         return self.count_held_by(principal_id) < self._multiple * self._count_free()
 
     def check(self, principal_id: str | None) -> None:
@@ -66,8 +82,38 @@ class NodeLimit(FairLimit):
         caller = principal_id or ANONYMOUS_CALLER
         return self._held_by_caller.get(caller, 0) + self._usage.count_others(caller)
 
+    def _reserve_one(self, caller: str, held: int) -> None:
+        """Raises RateLimited."""
+        self._set_reserved(caller, held + 1)  # before the others are looked at
+        free = self._count_free() + 1
+        if free > self._scarce:
+            return
+        self._give_back_spare(caller)
+        free = self._count_free() + 1
+        held_by_all = held + self._usage.count_others(caller)
+        if held_by_all >= self._multiple * free:
+            self._set_reserved(caller, held)
+            raise self._make_refusal(held_by_all, free)
+
     def _count_free(self) -> int:
-        return self._free - self._usage.count_others()
+        """What no process has reserved."""
+        return self.capacity - self._reserved - self._usage.count_others()
+
+    def _give_back_spare(self, reserving: str = "") -> None:
+        """What callers do not hold any more, except for the one that is about to."""
+        for caller, number in tuple(self._reserved_by_caller.items()):
+            held = self._held_by_caller.get(caller, 0)
+            if number > held and caller != reserving:
+                self._set_reserved(caller, held)
+
+    def _set_reserved(self, caller: str, number: int) -> None:
+        reserved = self._reserved_by_caller
+        self._reserved += number - reserved.get(caller, 0)
+        if number:
+            reserved[caller] = number
+        else:
+            reserved.pop(caller, None)
+        self._usage.publish(caller, number, self._reserved)
 
 
 def build_limit(
