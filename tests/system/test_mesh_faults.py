@@ -60,10 +60,23 @@ def make_agent(name: str) -> Agent:
 
 @asynccontextmanager
 async def joined(
-    name: str, address: str, mesh: str, body_bytes: int = 16 << 20, *, site: str = "default", store: str = "memory:"
+    name: str,
+    address: str,
+    mesh: str,
+    body_bytes: int = 16 << 20,
+    *,
+    site: str = "default",
+    store: str = "memory:",
+    heartbeat: float = 0.3,
 ) -> AsyncIterator[Node]:
     """A node in this process, with one agent."""
-    settings = {"nats": address, "name": mesh, "site": site, "key": "a-secret-of-the-mesh", "heartbeat_seconds": 0.3}
+    settings = {
+        "nats": address,
+        "name": mesh,
+        "site": site,
+        "key": "a-secret-of-the-mesh",
+        "heartbeat_seconds": heartbeat,
+    }
     limits = {"body_bytes": body_bytes, "reply_bytes": 16 << 20}
     config = {"node_id": name, "mesh": settings, "limits": limits, "store": store}
     async with running(make_agent(name), config=config) as node:
@@ -141,9 +154,9 @@ async def test_calls_over_a_slow_nats_are_slow_and_right(nats: NatsServer) -> No
 async def test_a_message_of_ten_megabytes_arrives_whole_both_ways_or_is_refused(nats: NatsServer) -> None:
     address, text = f"nats://127.0.0.1:{nats.port}", "x" * 10_000_000
     async with (
-        joined("near", address, "large") as near,
-        joined("far", address, "large"),
-        joined("small", address, "large", body_bytes=1 << 20),
+        joined("near", address, "large", heartbeat=5) as near,
+        joined("far", address, "large", heartbeat=5),
+        joined("small", address, "large", body_bytes=1 << 20, heartbeat=5),
     ):
         for name in ("far", "small"):
             await wait_until_online(near, name)

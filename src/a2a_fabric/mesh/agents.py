@@ -96,6 +96,8 @@ class MeshAgents:
     def find_holders(self, agent_id: str) -> list[Holder]:
         """The nodes that hold the agent, the best first."""
         holders = [self._holders[name] for name in self._nodes_of.get(agent_id, ()) if name in self._holders]
+        if len(holders) < 2:
+            return holders
         return sorted(holders, key=lambda each: (each.is_leaving, each.site != self.own_site, each.calls, each.name))
 
     def get_status(self, agent_id: str) -> tuple[Status, str | None]:

@@ -82,6 +82,7 @@ class _AgentQuestion(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
+_MESH_ORIGIN = CallOrigin(door="mesh", protocol="mesh")
 _question_decoder = msgspec.msgpack.Decoder(_AgentQuestion)
 _Answer = Callable[["_Exchange", _AgentQuestion], Awaitable[Any]]
 
@@ -128,9 +129,9 @@ class PeerApp:
         except ClientDisconnected:
             pass  # the peer's caller has left, and the work was cancelled
 
-    async def serve_call(self, body: bytes, write: WritePiece) -> None:
+    def serve_call(self, body: bytes, write: WritePiece) -> Awaitable[None]:
         """Carry out a call of another node. `write` sends a piece of the reply, and says whether it is the last."""
-        await self._answer("/call", body, _Exchange(write))
+        return self._answer("/call", body, _Exchange(write))
 
     async def _answer(self, path: str, body: bytes, exchange: _Exchange) -> None:
         try:
@@ -156,7 +157,7 @@ class PeerApp:
         if mode == "answers":
             return await services.route_call(call, exchange.emit)
         if mode == "node":
-            current_origin.set(CallOrigin(door="mesh", protocol="mesh"))
+            current_origin.set(_MESH_ORIGIN)
             # The call at this node is a span of its own.
             own_call = msgspec.structs.replace(call, trace=make_child_trace(call.trace))
             return await services.call(own_call, exchange.emit)

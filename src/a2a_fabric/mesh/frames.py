@@ -147,8 +147,6 @@ async def read_result(body: bytes, next_chunk: Callable[[], Awaitable[bytes]], l
 
     Raises the error in the reply, and UpstreamFailed.
     """
-    if isinstance(frame := read_single_frame(body, limit), ResultFrame):
-        return frame.result
     reader = FrameReader(limit)
     while body:
         for frame in reader.feed(body):

@@ -23,6 +23,7 @@ from contextlib import suppress
 import msgspec
 
 from a2a_fabric.core.limits import BodyLimit
+from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.mesh.client import PEER_PREFIX
 from a2a_fabric.mesh.messages import (
@@ -84,6 +85,12 @@ class NodeMailbox:
         self.dropped = 0  # messages that could not be read or had no valid signature
         self._is_closing = False
         self._has_answered = asyncio.Event()  # a request of another node has ended
+        self.deadlines = DeadlineSweep(asyncio.get_running_loop())  # of requests of this node
+
+    @property
+    def is_idle(self) -> bool:
+        """At most one request is under way, so no other message leaves in the same step of the loop."""
+        return len(self._sent) + len(self._received) < 2
 
     def client_for(self, node: str) -> NatsHTTPClient:
         return NatsHTTPClient(self.open_request, node)
@@ -156,8 +163,11 @@ class NodeMailbox:
     async def aclose(self) -> None:
         for sent in list(self._sent.values()):
             sent.fail(Interrupted("This node is stopping"))
+        calls = [received.task for received in self._received.values() if received.task is not None]
         for received in list(self._received.values()):
             received.disconnect()
+        if calls:
+            await asyncio.wait(calls, timeout=_CLOSE_TIMEOUT)
         await self._outbox.aclose(_CLOSE_TIMEOUT)
 
     def open_request(self, node: str) -> SentRequest:
@@ -187,7 +197,6 @@ class NodeMailbox:
         limit = limit_request(self._body_limit)
         received = self._received[key] = ReceivedRequest(self._outbox, request, limit, self._forget)
         if self._serve_call is not None and request.is_last and request.target == CALL_TARGET:
-            task = self._outbox.run_in_background(received.run_call(self._serve_call))
-            received.on_disconnect(task.cancel)
+            received.start_call(self._serve_call)
         else:
             self._outbox.run_in_background(received.run(self._app))

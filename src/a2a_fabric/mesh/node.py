@@ -350,7 +350,8 @@ class Mesh:
             if self._connection is None:
                 raise NatsUnavailable("there is no connection to NATS yet")
             client = self._connection.client
-            client.publish_soon(subject.encode(), payload)
+            is_alone = self._mailbox is not None and self._mailbox.is_idle
+            client.publish_soon(subject.encode(), payload, is_alone=is_alone)
             return client.wait_until_writable() if client.is_congested else None
         except NatsUnavailable as error:
             raise ConnectFailed(f"NATS cannot be reached: {error}") from error

@@ -14,11 +14,11 @@ from a2a_fabric.core.errors import AgentOffline, UpstreamFailed
 from a2a_fabric.core.result import Result
 from a2a_fabric.mesh.client import GRACE, PeerClient
 from a2a_fabric.mesh.direct import DirectLink
-from a2a_fabric.mesh.frames import CallMode, encode_call, read_result
+from a2a_fabric.mesh.frames import CallMode, ResultFrame, encode_call, read_result, read_single_frame
 from a2a_fabric.mesh.mailbox import CALL_TARGET, NodeMailbox
 from a2a_fabric.mesh.messages import REFUSED_HEADER, ReplyMessage
 from a2a_fabric.mesh.sent_requests import SentRequest
-from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, Interrupted, OutboundError
+from a2a_fabric.outbound.port import ConnectFailed, Interrupted, OutboundError
 
 _NO_HEADERS: dict[str, str] = {}
 
@@ -36,27 +36,26 @@ class NodePeer(PeerClient):
     async def call(self, call: Call, emit: Emit, mode: CallMode) -> Result:
         timeout = call.target.timeout_ms / 1000 + GRACE
         self.under_way += 1
+        sent: SentRequest | None = None
         try:
             if self.direct is not None and mode == "node" and self.direct.is_usable:
+                loop = asyncio.get_running_loop()
+                ends_at = loop.time() + timeout
                 try:
                     return await self.direct.call(call, emit, timeout)
                 except ConnectFailed:
-                    pass  # it certainly did not arrive
-            return await self._call_over_nats(call, emit, mode, timeout)
+                    timeout = ends_at - loop.time()  # it certainly did not arrive
+            sent = self._mailbox.open_request(self._node)
+            self._mailbox.deadlines.start(sent, timeout)
+            await sent.send("POST", CALL_TARGET, _NO_HEADERS, encode_call(call, mode))
+            return await self._read_result(sent, emit)
         except OutboundError as exc:
             raise self._translate(exc, timeout) from exc
         finally:
             self.under_way -= 1
-
-    async def _call_over_nats(self, call: Call, emit: Emit, mode: CallMode, timeout: float) -> Result:
-        sent = self._mailbox.open_request(self._node)
-        expiry = asyncio.get_running_loop().call_later(timeout, sent.fail, DeadlineExceeded("The time is over"))
-        try:
-            await sent.send("POST", CALL_TARGET, _NO_HEADERS, encode_call(call, mode))
-            return await self._read_result(sent, emit)
-        finally:
-            expiry.cancel()
-            sent.close()
+            if sent is not None:
+                self._mailbox.deadlines.stop(sent)
+                sent.close()
 
     async def _read_result(self, sent: SentRequest, emit: Emit) -> Result:
         """Raises OutboundError, and FabricError: the peer's own."""
@@ -69,6 +68,8 @@ class NodePeer(PeerClient):
             raise AgentOffline(f"{self.name} takes no requests now")
         if piece.status != 200:
             raise UpstreamFailed(f"{self.name} answered with HTTP {piece.status}")
+        if piece.is_last and isinstance(frame := read_single_frame(piece.body, self._reply_bytes), ResultFrame):
+            return frame.result
 
         async def next_chunk() -> bytes:
             while not sent.is_over:

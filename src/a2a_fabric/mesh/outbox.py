@@ -57,12 +57,16 @@ class Outbox:
         self._signer = signer
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, node: str, message: NodeMessage) -> None:
-        """Raises OutboundError."""
+    def post(self, node: str, message: NodeMessage) -> Awaitable[None] | None:
+        """Returns None, or what to wait for before more is sent. Raises OutboundError."""
         content, subject = encode_message(message), f"{self._prefix}.{node}"
         if self._signer is not None:
             content = self._signer.sign(subject, content)
-        waiting = self._publish(subject, content)
+        return self._publish(subject, content)
+
+    async def send(self, node: str, message: NodeMessage) -> None:
+        """Raises OutboundError."""
+        waiting = self.post(node, message)
         if waiting is not None:
             await waiting
 

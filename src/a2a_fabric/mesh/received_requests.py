@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from a2a_fabric.doors.context import ASGIApp
@@ -31,54 +31,65 @@ class ReceivedRequest:
         self._request = request
         self.is_waiting = request.method == "GET"
         self._limit = limit
-        self._body = bytearray(request.body)
-        self._has_body = asyncio.Event()
-        self._is_gone = asyncio.Event()
+        self._body = bytearray() if request.is_last else bytearray(request.body)
+        self._has_whole_body = request.is_last
+        self._is_gone = False
+        self._news: asyncio.Event | None = None  # more of the body, more credit, or the reader is gone
         self._on_disconnect: Callable[[], object] | None = None
+        self.task: asyncio.Task[None] | None = None  # of a call
         self._credit = WINDOW
-        self._has_credit = asyncio.Event()
         self._head: tuple[int, dict[str, str]] | None = None
         self._has_begun = False
         self._is_complete = False
         self._was_read = False
-        if request.is_last:
-            self._has_body.set()
 
     def add_body(self, piece: bytes, *, is_last: bool) -> None:
         if len(self._body) <= self._limit:  # one piece more, and the application refuses the body
             self._body += piece
-        if is_last:
-            self._has_body.set()
+        self._has_whole_body = is_last
+        self._report_news()
 
     def add_credit(self, pieces: int) -> None:
         self._credit += pieces
-        self._has_credit.set()
+        self._report_news()
 
     def disconnect(self) -> None:
-        self._is_gone.set()
-        self._has_credit.set()
-        self._has_body.set()
+        self._is_gone = True
+        self._report_news()
         if self._on_disconnect is not None:
             self._on_disconnect()
+        if self.task is not None:
+            self.task.cancel()
 
-    async def run_call(self, serve_call: ServeCall) -> None:
+    def _report_news(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+    async def _wait_for_news(self) -> None:
+        """Most requests never wait, so they have no event."""
+        if self._news is None:
+            self._news = asyncio.Event()
+        self._news.clear()
+        await self._news.wait()
+
+    def start_call(self, serve_call: ServeCall) -> None:
         """A call whose body has arrived: without HTTP, but with the same messages."""
+        self.task = asyncio.get_running_loop().create_task(self._run_call(serve_call))
+
+    async def _run_call(self, serve_call: ServeCall) -> None:
         try:
             await serve_call(self._request.body, self._write_call)
         except OutboundError as exc:
             _log.debug("the reply to node %s was not sent: %s", self.sender, exc)
         except asyncio.CancelledError:
-            if not self._is_gone.is_set():
+            if not self._is_gone:
                 raise
         finally:
             self._finish()
 
-    async def _write_call(self, data: bytes, is_last: bool) -> None:
-        self._head = self._head or _CALL_HEAD
-        await self._write(data, is_last=is_last)
-
-    def on_disconnect(self, callback: Callable[[], object]) -> None:
-        self._on_disconnect = callback
+    def _write_call(self, data: bytes, is_last: bool) -> Awaitable[None]:
+        self._head = _CALL_HEAD
+        return self._write(data, is_last=is_last)
 
     async def run(self, app: ASGIApp) -> None:
         path, _, query = self._request.target.partition("?")
@@ -109,7 +120,7 @@ class ReceivedRequest:
 
     def _finish(self) -> None:
         self._on_end(self)
-        if not self._is_complete and not self._is_gone.is_set():
+        if not self._is_complete and not self._is_gone:
             self.break_off()
 
     def break_off(self) -> None:
@@ -121,16 +132,18 @@ class ReceivedRequest:
 
     def _set_callback(self, callback: Callable[[], None] | None) -> None:
         self._on_disconnect = callback
-        if callback is not None and self._is_gone.is_set():
+        if callback is not None and self._is_gone:
             asyncio.get_running_loop().call_soon(callback)
 
     async def _receive(self) -> Any:
         if not self._was_read:
-            await self._has_body.wait()
+            while not self._has_whole_body and not self._is_gone:
+                await self._wait_for_news()
             self._was_read = True
-            if not self._is_gone.is_set():
-                return {"type": "http.request", "body": bytes(self._body), "more_body": False}
-        await self._is_gone.wait()
+            if not self._is_gone:
+                return {"type": "http.request", "body": bytes(self._body) or self._request.body, "more_body": False}
+        while not self._is_gone:
+            await self._wait_for_news()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
@@ -140,24 +153,30 @@ class ReceivedRequest:
             return
         await self._write(message.get("body", b""), is_last=not message.get("more_body", False))
 
-    async def _write(self, body: bytes, *, is_last: bool) -> None:
+    def _write(self, body: bytes, *, is_last: bool) -> Awaitable[None]:
+        send = self._send_piece if len(body) <= PIECE_BYTES else self._send_pieces
+        return send(body, is_last=is_last)
+
+    async def _send_pieces(self, body: bytes, *, is_last: bool) -> None:
         while len(body) > PIECE_BYTES:
             piece, body = body[:PIECE_BYTES], body[PIECE_BYTES:]
-            await self._send_piece(bytes(piece), is_last=False)
-        await self._send_piece(bytes(body), is_last=is_last)
-        self._is_complete = is_last
+            await self._send_piece(piece, is_last=False)
+        await self._send_piece(body, is_last=is_last)
 
     async def _send_piece(self, piece: bytes, *, is_last: bool) -> None:
-        while self._credit <= 0 and not self._is_gone.is_set():
-            self._has_credit.clear()
-            await self._has_credit.wait()
-        if self._is_gone.is_set():
+        while self._credit <= 0 and not self._is_gone:
+            await self._wait_for_news()
+        if self._is_gone:
             return  # as a server does whose client has left; the application is cancelled
         self._credit -= 1
+        message: ReplyMessage | ChunkMessage
         if self._has_begun:
-            await self._outbox.send(self.sender, ChunkMessage(self.number, piece, is_last))
-            return
-        assert self._head is not None  # noqa: S101  # ASGI
-        self._has_begun = True
-        status, headers = self._head
-        await self._outbox.send(self.sender, ReplyMessage(self.number, status, headers, piece, is_last))
+            message = ChunkMessage(self.number, piece, is_last)
+        else:
+            assert self._head is not None  # noqa: S101  # ASGI
+            self._has_begun = True
+            status, headers = self._head
+            message = ReplyMessage(self.number, status, headers, piece, is_last)
+        if (waiting := self._outbox.post(self.sender, message)) is not None:
+            await waiting
+        self._is_complete = is_last

@@ -45,6 +45,7 @@ class SentRequest:
         self._failure: OutboundError | None = None
         self._consumed = 0
         self.is_over = False  # the last piece was read
+        self.timer: asyncio.TimerHandle | None = None  # of the sweep that expires requests
 
     def add(self, piece: ReplyMessage | ChunkMessage) -> None:
         if len(self._pieces) > 2 * WINDOW:  # the sender does not keep to the window
@@ -52,6 +53,9 @@ class SentRequest:
             return
         self._pieces.append(piece)
         self._wake()
+
+    def expire(self) -> None:
+        self.fail(DeadlineExceeded(f"Node '{self.node}' did not answer in time"))
 
     def fail(self, error: OutboundError) -> None:
         self._failure = error
@@ -84,7 +88,8 @@ class SentRequest:
         first, rest = (body, b"") if len(body) <= PIECE_BYTES else (body[:PIECE_BYTES], body[PIECE_BYTES:])
         name, start_id = self._outbox.name, self._outbox.start_id
         request = RequestMessage(self.number, name, start_id, method, target, dict(headers), first, not rest)
-        await self._outbox.send(self.node, request)
+        if (waiting := self._outbox.post(self.node, request)) is not None:
+            await waiting
         while rest:
             piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
             await self._outbox.send(self.node, BodyMessage(self.number, name, piece, not rest))

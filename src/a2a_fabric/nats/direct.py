@@ -79,8 +79,9 @@ class DirectClient(Client):
         else:
             _handle(handler, data)
 
-    def publish_soon(self, subject: bytes, payload: bytes) -> None:
-        """Send at once; what follows in the same step of the loop is written together at its end.
+    def publish_soon(self, subject: bytes, payload: bytes, *, is_alone: bool = False) -> None:
+        """Send at once; what follows in the same step of the loop is written together at its end, unless this message
+        `is_alone`: then the loop needs no further step.
 
         Raises ConnectionClosedError, and MaxPayloadError if the server takes no such message.
         """
@@ -89,6 +90,11 @@ class DirectClient(Client):
         if len(payload) > self._max_payload:
             raise MaxPayloadError
         command = b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
+        if self._flushing is None and not self._pending and self._transport is not None:
+            self._transport.write(command)
+            if not is_alone:
+                self._flushing = asyncio.get_running_loop().call_soon(self._flush_now)
+            return
         self._pending.append(command)
         self._pending_data_size += len(command)
         if self._flushing is None:
