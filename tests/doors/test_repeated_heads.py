@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -123,6 +125,59 @@ async def test_a_client_that_says_close_gets_one_answer_and_the_end(node: Node) 
         await heard(connection, "second", more="Connection: close\r\n")
         async with asyncio.timeout(WAIT_TIMEOUT):
             assert await connection[0].read() == b""
+
+
+@pytest.fixture
+async def node_with_views() -> AsyncIterator[Node]:
+    views = [{"name": "all"}, {"name": "none", "agents": ["no-such-agent"]}]
+    async with running(Percy().agent, config={"views": views}) as found:
+        yield found
+
+
+async def test_one_connection_may_change_between_views_with_the_same_headers(node_with_views: Node) -> None:
+    async with node_with_views.raw(b"") as connection:
+        for task in ("one", "two", "three"):
+            for path, ok in (("/views/all", True), ("/views/all", True), ("/views/none", False), ("", True)):
+                data = request(task).replace(b"/mcp/call", f"{path}/mcp/call".encode(), 1)
+                _, envelope = await answered(connection, data)
+                assert envelope["ok"] is ok, path
+
+
+async def test_a_view_named_by_the_path_and_by_a_header_narrows_twice(node_with_views: Node) -> None:
+    async with node_with_views.raw(b"") as connection:
+        for task in ("one", "two", "three"):
+            data = request(task, more="X-Fabric-View: none\r\n").replace(b"/mcp/call", b"/views/all/mcp/call", 1)
+            _, envelope = await answered(connection, data)
+            assert envelope["error_code"] == "AUTH_DENIED"
+
+
+async def count_functions(connection: Connection, data: bytes) -> int:
+    """The fewest functions in Python that ran in this thread, client and node together, for one of several requests."""
+    counts: list[int] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        counts[-1] += event == "call"
+
+    for _ in range(20):
+        counts.append(0)
+        sys.setprofile(count)
+        try:
+            await answered(connection, data)
+        finally:
+            sys.setprofile(None)
+    return min(counts)
+
+
+async def test_a_call_through_a_view_runs_no_more_functions_than_another(node_with_views: Node) -> None:
+    plain = request("one")
+    async with node_with_views.raw(b"") as connection:
+        counts: list[int] = []
+        for path in (b"/mcp/call", b"/views/all/mcp/call"):
+            data = plain.replace(b"/mcp/call", path, 1)
+            for _ in range(3):
+                assert (await answered(connection, data))[0] == 200
+            counts.append(await count_functions(connection, data))
+        assert counts[0] == counts[1] > 0
 
 
 def learned(data: bytes) -> CachedHead:

@@ -152,7 +152,11 @@ class Resolver:
             principal = self._identify(credentials)
         else:
             self._count_outcome(principal.mode, "success")
-        return principal if credentials.view is None else self.narrow(principal, credentials)
+        view = credentials.view
+        if view is None:
+            return principal
+        narrowed = self._narrowed.get((id(principal), view))  # as in `narrow`, without the call
+        return self.narrow(principal, credentials) if narrowed is None else narrowed[1]
 
     @property
     def admits_anonymous(self) -> bool:

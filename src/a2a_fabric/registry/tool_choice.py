@@ -9,7 +9,7 @@ Names match as everywhere: case, dashes and underscores do not count. A pattern 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, DerivedTool, ToolChoice, normalize_name
-from a2a_fabric.core.call import Call, Emit, Handler
+from a2a_fabric.core.call import Call, Emit, Handler, Target
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, suggest_for_pattern
 from a2a_fabric.core.json_text import decode_json_text
 from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.result import Result
 
 _MAX_PROBLEMS = 20
+_MAX_FOUND = 1024  # names; callers may write a name in many ways
 
 
 class ToolOrigin(msgspec.Struct, frozen=True):
@@ -59,18 +60,21 @@ class ToolTranslation:
         self._origins = origins
         self._held = held
         self._is_known = is_known  # False: the agent has not said what it offers, so only the choice decides
+        self._found: dict[str, ToolOrigin] = {}  # by the names that were called, however they are written
 
     def add(self, name: str) -> None:
         """Let calls of this name pass, unless it means another tool."""
         self._origins.setdefault(normalize_name(name), ToolOrigin(name))
+        self._found.clear()
 
     def bind(self, inner: Handler) -> Handler:
         """A handler that asks the agent for its own tool. Raises CapabilityNotFound for a tool that was left out."""
 
-        async def handle(call: Call, emit: Emit) -> Result:
-            origin = self._find_origin(call.target.capability)
-            result = await inner(_make_own_call(call, origin), emit)
-            return result if origin.result is None else cut_result(result, origin.result)
+        def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # another name alone needs no coroutine of its own
+            name = call.target.capability
+            origin = self._found.get(name) or self._find_origin(name)
+            asking = inner(_make_own_call(call, origin), emit)
+            return asking if origin.result is None else _cut_awaited(asking, origin.result)
 
         return handle
 
@@ -96,7 +100,14 @@ class ToolTranslation:
                 origin = ToolOrigin(own_name)
         if origin is None:
             raise CapabilityNotFound(self._agent_id, name)
+        if len(self._found) >= _MAX_FOUND:
+            self._found.clear()
+        self._found[name] = origin
         return origin
+
+
+async def _cut_awaited(asking: Awaitable[Result], expression: str) -> Result:
+    return cut_result(await asking, expression)
 
 
 def select_tools(
@@ -202,8 +213,10 @@ def _read_data(data: dict[str, Any]) -> Any:
 
 def _make_own_call(call: Call, origin: ToolOrigin) -> Call:
     """The call as the agent's own tool gets it. Fixed arguments win over what the caller sent."""
-    target = msgspec.structs.replace(call.target, capability=origin.name)
-    call_input = call.input
+    target, call_input = call.target, call.input
+    if origin.name == target.capability and not origin.arguments:
+        return call
+    target = Target(agent_id=target.agent_id, capability=origin.name, timeout_ms=target.timeout_ms)
     if origin.arguments:
         if call_input.arguments is not msgspec.UNSET:
             call_input = msgspec.structs.replace(call_input, arguments={**call_input.arguments, **origin.arguments})

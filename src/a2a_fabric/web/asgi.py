@@ -12,7 +12,7 @@ and the reply is empty."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_plus
 
 import msgspec
@@ -108,6 +108,22 @@ def _read_token(request: Request) -> str:
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
 
+NarrowScope = Callable[[Any, RequestHead | None], Any]
+
+
+class HotPath(NamedTuple):
+    """What the server dispatches without a router: the path as doors see it, and the application.
+
+    `narrow` is for the path of a view. It turns the scope of a request into the one that the application gets, once for
+    all requests of a connection with the same headers; it is given the head of the scope that it made before, if only
+    the content length has changed since.
+    """
+
+    path: str
+    app: ASGIApp
+    narrow: NarrowScope | None = None
+
+
 class WebApp:
     def __init__(
         self,
@@ -146,7 +162,7 @@ class WebApp:
         ]
         self._stops = [self.health.start_draining, *stops, *(stop for door in doors for stop in door.stop)]
         # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
-        self.hot_urls: dict[bytes, tuple[str, ASGIApp]] = {}
+        self.hot_urls: dict[bytes, HotPath] = {}
         self.set_middleware(token_middleware, identity_middleware)
 
     def set_middleware(
@@ -164,16 +180,19 @@ class WebApp:
         self._hot_paths = {path: self._wrap(app) for door in self._doors for path, app in door.hot.items()}
         self._websockets = {path: self._wrap(app) for door in self._doors for path, app in door.sockets.items()}
         self._default_app = self._wrap(self._route)
-        self._hot_paths |= {
-            f"{VIEWS_PATH}{name}{path}": _serve_view(name, path, app)
-            for name in self._views
-            for path, app in self._hot_paths.items()
-        } | self._peer_endpoints
         own_routes = [] if token_middleware is None else token_middleware.routes
         self._router = Router([*own_routes, *self._routes], redirect_slashes=False)
         self._found_routes: dict[tuple[str, str], BaseRoute] = {}
         self.hot_urls.clear()  # in place: the server has it
-        self.hot_urls.update((path.encode(), (path, bind_call(app))) for path, app in self._hot_paths.items())
+        for path, app in self._hot_paths.items():
+            app = bind_call(app)
+            self.hot_urls[path.encode()] = HotPath(path, app)
+            for view in self._views:
+                url = f"{VIEWS_PATH}{view}{path}".encode()
+                self.hot_urls[url] = HotPath(path, app, _make_narrow(view, path))
+        for path, endpoint in self._peer_endpoints.items():
+            self._hot_paths[path] = endpoint
+            self.hot_urls[path.encode()] = HotPath(path, bind_call(endpoint))
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:
@@ -240,10 +259,10 @@ class WebApp:
         url = path.encode()
         if scope.get("raw_path") != url or scope.get("query_string") or len(path) > _MAX_FOUND_PATH:
             return
-        if len(self.hot_urls) >= len(self._hot_paths) + _MAX_FOUND_ROUTES:
-            for found in [url for url, (path, _) in self.hot_urls.items() if path not in self._hot_paths]:
+        if len(self.hot_urls) >= len(self._hot_paths) * (1 + len(self._views)) + _MAX_FOUND_ROUTES:
+            for found in [url for url, hot in self.hot_urls.items() if hot.path not in self._hot_paths]:
                 del self.hot_urls[found]
-        self.hot_urls[url] = path, app
+        self.hot_urls[url] = HotPath(path, app)
 
 
 def _chain_wrappers(wrappers: Sequence[Callable[[ASGIApp], ASGIApp]]) -> Callable[[ASGIApp], ASGIApp]:
@@ -265,24 +284,21 @@ def _with_path_params(app: ASGIApp, path_params: Mapping[str, Any]) -> ASGIApp:
     return serve
 
 
-def _serve_view(name: str, path: str, app: ASGIApp) -> ASGIApp:
-    """The hot path of a view. What doors compute from the headers is kept with the connection, as without a view."""
-    key, prefix = f"view:{name}", VIEWS_PATH + name
+def _make_narrow(name: str, path: str) -> NarrowScope:
+    """For a hot path of a view. What doors compute from the headers is kept with the connection, as without a view."""
+    prefix = VIEWS_PATH + name
     fields = {"path": path, "raw_path": quote(path).encode(), VIEW_PREFIX_KEY: prefix}
     view_header = VIEW_HEADER, name.encode("latin-1")
 
-    def serve(scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
-        head: RequestHead | None = scope.get(HEAD_KEY)
-        sent, kept = scope["headers"], None if head is None else head.derived.get(key)
-        if kept is None or kept[0] is not sent:  # the first request, or another content length
-            if head is None or VIEW_HEADER in head:
-                return app(_add_views(scope, [name], prefix, path), receive, send)
-            headers = [*sent, view_header]
-            narrowed = RequestHead(headers, peer=head.peer) if kept is None else kept[1][HEAD_KEY].with_headers(headers)
-            kept = head.derived[key] = sent, {**fields, "headers": headers, HEAD_KEY: narrowed}
-        return app({**scope, **kept[1]}, receive, send)
+    def narrow(scope: Any, kept: RequestHead | None) -> Any:
+        sent, head = scope["headers"], head_from_scope(scope)
+        if VIEW_HEADER in head:
+            return _add_views(scope, [name], prefix, path)
+        headers = [*sent, view_header]
+        narrowed = RequestHead(headers, peer=head.peer) if kept is None else kept.with_headers(headers)
+        return {**scope, **fields, "headers": headers, HEAD_KEY: narrowed}
 
-    return serve
+    return narrow
 
 
 def _narrow_scope(scope: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from a2a_fabric.doors.context import ASGIApp
-from a2a_fabric.doors.edge import SHORTCUT_KEY, RequestHead
-from a2a_fabric.web.asgi import encode_error
+from a2a_fabric.doors.edge import HEAD_KEY, SHORTCUT_KEY, RequestHead
+from a2a_fabric.web.asgi import NarrowScope, encode_error
 
 if TYPE_CHECKING:
     from a2a_fabric.web.protocol import HttpProtocol
@@ -35,16 +35,53 @@ _KEEP_ALIVE_HEADER = (b"connection", b"keep-alive")
 
 
 class CachedHead:
-    """The head of the last request on a hot path."""
+    """The head of the last request on a hot path.
 
-    __slots__ = ("_end", "_full_head", "_size", "_start", "door", "head", "headers", "is_learned", "path")
+    `scope` is what the scopes of all requests with this head have in common, narrowed to the view if the path names
+    one; each request gets a copy. `headers` and `head` are as the client sent them.
+    """
 
-    def __init__(self, path: str, door: ASGIApp, headers: list[tuple[bytes, bytes]], head: RequestHead) -> None:
+    __slots__ = (
+        "_end",
+        "_full_head",
+        "_narrow",
+        "_size",
+        "_start",
+        "door",
+        "head",
+        "headers",
+        "is_learned",
+        "path",
+        "scope",
+    )
+
+    def __init__(
+        self,
+        path: str,
+        door: ASGIApp,
+        headers: list[tuple[bytes, bytes]],
+        head: RequestHead,
+        client: tuple[str, int] | None = None,
+        narrow: NarrowScope | None = None,
+    ) -> None:
         self.path = path
         self.door = door
         self.headers = headers
         self.head = head
         self.is_learned = False
+        self._narrow = narrow
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": headers,
+            "client": client,
+            HEAD_KEY: head,
+        }
+        self.scope: dict[str, Any] = scope if narrow is None else narrow(scope, None)
+
+    def is_for(self, headers: list[tuple[bytes, bytes]], path: str, narrow: NarrowScope | None) -> bool:
+        return self.headers == headers and self.path == path and self._narrow is narrow
 
     def learn(self, data: bytes) -> None:
         """Remember the bytes of the head of a complete request, unless its headers must be parsed each time."""
@@ -71,6 +108,8 @@ class CachedHead:
         self._full_head, self._size = data[:size], len(data)
         self.headers = [(name, length if name == b"content-length" else value) for name, value in self.headers]
         self.head = self.head.with_headers(self.headers)
+        scope = {**self.scope, "headers": self.headers, HEAD_KEY: self.head}
+        self.scope = scope if self._narrow is None else self._narrow(scope, self.scope[HEAD_KEY])
         return data[size:]
 
 

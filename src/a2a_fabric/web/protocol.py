@@ -29,10 +29,9 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from a2a_fabric.doors.context import ASGIApp
-from a2a_fabric.doors.edge import HEAD_KEY, ON_DISCONNECT_KEY, SHORTCUT_KEY, RequestHead
+from a2a_fabric.doors.edge import ON_DISCONNECT_KEY, SHORTCUT_KEY, RequestHead
 from a2a_fabric.identity.peer import NO_PEER, PEER_KEY, Peer, read_certificate
-from a2a_fabric.web.asgi import encode_error
+from a2a_fabric.web.asgi import HotPath, encode_error
 from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
 
 DisconnectCallback = Callable[[], None]
@@ -68,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
     the connections that have not sent a request yet, oldest first.
     """
 
-    hot: dict[bytes, tuple[str, ASGIApp]] = {}  # noqa: RUF012  # set once, never changed
+    hot: dict[bytes, HotPath] = {}  # noqa: RUF012  # set once, never changed
     waiting: dict[HttpProtocol, None] = {}  # noqa: RUF012  # the subclass has its own
     request_seconds = 10.0
     unread_seconds = 60.0
@@ -255,23 +254,17 @@ class HttpProtocol(HttpToolsProtocol):
         if route is None or not self._may_use_fast_path():
             self._start_slow_request()
             return
-        path, door = route
+        path, door, narrow = route
         last = self._last_head
-        if last is None or last.headers != self.headers or last.path != path:
-            last = self._last_head = CachedHead(path, door, self.headers, RequestHead(self.headers, peer=self._peer))
+        if last is None or not last.is_for(self.headers, path, narrow):
+            head = RequestHead(self.headers, peer=self._peer)
+            last = self._last_head = CachedHead(path, door, self.headers, head, self.client, narrow)
         self._is_fast = True
         self._start_fast_request(last, None)
 
     def _start_fast_request(self, request: CachedHead, body: bytes | None) -> None:
         """Start a request on the fast path; `body` is None if it has not arrived yet."""
-        scope: Any = {
-            "type": "http",
-            "method": "POST",
-            "path": request.path,
-            "headers": request.headers,
-            "client": self.client,
-            HEAD_KEY: request.head,
-        }
+        scope: Any = request.scope.copy()
         self.cycle = cycle = scope[SHORTCUT_KEY] = FastCycle(self, scope, body)
         work: Any = request.door(scope, cycle.receive, cycle.send)
         cycle.task = task = self.loop.create_task(work)
