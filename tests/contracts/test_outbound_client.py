@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from math import inf
+from types import FrameType
 
 import pytest
 
@@ -197,6 +199,42 @@ async def test_replies_with_the_same_head_are_read_alike_however_they_arrive() -
         bodies = [(await get(client, server)).body for _ in range(7)]
         assert bodies == [b"hello", b"again", b"parts", b"half.", b"ok", b"after", b"hello"]
         assert server.connections == 1
+        await client.aclose()
+
+
+async def test_streamed_replies_with_the_same_head_are_read_alike_and_share_a_connection() -> None:
+    whole = HEAD % 5 + b"hello"
+    pieces = ((whole,), (whole,), (HEAD % 5, b"parts"), (HEAD % 0,), (HEAD % 0,), (whole,))
+    async with ScriptedServer(*pieces, (whole,)) as server:
+        client = OutboundClient()
+        bodies: list[bytes] = []
+        for _ in pieces:
+            async with client.stream("GET", server.url, timeout=TIMEOUT, limit=LIMIT) as reply:
+                bodies.append(await reply.read())
+                assert (reply.status, reply.headers["content-type"]) == (200, "text/plain")
+        assert bodies == [b"hello", b"hello", b"parts", b"", b"", b"hello"]
+        assert (await get(client, server)).body == b"hello"
+        assert server.connections == 1
+        await client.aclose()
+
+
+async def test_a_streamed_reply_with_a_known_head_is_not_parsed() -> None:
+    async with ScriptedServer(*[(HEAD % 5 + b"hello",)] * 3) as server:
+        client = OutboundClient()
+        counts: list[int] = []
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            counts[-1] += event == "call" and frame.f_code.co_name == "on_header"
+
+        for _ in range(3):
+            counts.append(0)
+            sys.setprofile(count)
+            try:
+                async with client.stream("GET", server.url, timeout=TIMEOUT, limit=LIMIT) as reply:
+                    assert await reply.read() == b"hello"
+            finally:
+                sys.setprofile(None)
+        assert counts == [2, 0, 0]
         await client.aclose()
 
 

@@ -250,12 +250,12 @@ class Connection(asyncio.Protocol):
         self._is_discarded = False
         self._is_write_paused = False  # the send buffer is full
         self._waiter: asyncio.Future[Any] | None = None  # set exactly while a request is under way
-        self._reset(0, False, False)
+        self._limit = 0
+        self._is_head = self._as_stream = False
+        self._reset()
 
-    def _reset(self, limit: int, is_head: bool, as_stream: bool) -> None:
-        self._limit = limit
-        self._is_head = is_head
-        self._as_stream = as_stream
+    def _reset(self) -> None:
+        """Forget the last reply. A reply that was finished without the parser has left nothing to forget."""
         self._stream: HTTPStreamedReply | None = None
         self._parts: list[bytes] = []
         self._size = self._last_size = self._bodyless_bytes = self._status = self._repeated = 0
@@ -267,7 +267,9 @@ class Connection(asyncio.Protocol):
         self, head: bytes, body: bytes | None, limit: int, timeout: float, is_head: bool, as_stream: bool
     ) -> asyncio.Future[Any]:
         """The future resolves to an HTTPReply, or, as soon as the head is there, to an HTTPStreamedReply."""
-        self._reset(limit, is_head, as_stream)
+        if self._is_parsing:
+            self._reset()
+        self._limit, self._is_head, self._as_stream = limit, is_head, as_stream
         self._waiter = waiter = self._loop.create_future()
         self._deadlines.start(self, timeout)
         if not body:
@@ -331,7 +333,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # no request is under way
             return
         is_first = not self._is_parsing
-        if is_first and not self._as_stream and self._finish_with_known_head(data):
+        if is_first and self._finish_with_known_head(data):
             return
         self._is_parsing = True
         if not self._status and len(data) > MAX_HEAD_BYTES:
@@ -371,7 +373,14 @@ class Connection(asyncio.Protocol):
         waiter = self._waiter
         self._deadlines.stop(self)
         if waiter is not None and not waiter.done():
-            waiter.set_result(HTTPReply(known.status, known.headers, data[size:]))
+            body = data[size:]
+            if self._as_stream:
+                parts = [body] if body else []
+                stream = HTTPStreamedReply(known.status, known.headers, parts, self._transport, self._loop)
+                stream.on_end()
+                waiter.set_result(stream)
+            else:
+                waiter.set_result(HTTPReply(known.status, known.headers, body))
         self._waiter = None
         self._owner.on_free(self)
         return True
