@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability, Health, Manifest
@@ -291,6 +293,20 @@ async def test_the_envelope_reaches_the_agent_whole() -> None:
     assert (got.input.task, got.input.context) == ("think", {"depth": 2})
     assert (got.target.agent_id, got.target.capability) == ("percy", "reason")
     assert got.response == wanted.response
+
+
+async def test_the_only_agent_gets_all_of_the_time_its_arguments_and_nothing_about_how_it_was_chosen() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    route = ScriptedRoute((agent("percy", Capability(name="reason", input_schema=schema)), {"answer": "42"}))
+    wanted = call(context={"text": "think"}, timeout_ms=1001)
+    for any_agent in (UNSET, True):
+        assert (await route(replace(wanted, any_agent=any_agent))).data == {"answer": "42"}
+    plain, chosen = route.runtimes["percy"].calls
+    assert plain.target is wanted.target
+    assert (plain.any_agent, chosen.any_agent) == (UNSET, UNSET)
+    assert plain.input.arguments == chosen.input.arguments == {"text": "think"}
+    assert plain.input.arguments is not wanted.input.context, "the agent may change what it is given"
+    assert plain.delegation_chain == chosen.delegation_chain != UNSET
 
 
 async def test_arguments_follow_the_schema_that_the_catalog_has_now_not_the_one_a_runtime_was_built_with() -> None:

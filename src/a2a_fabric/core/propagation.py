@@ -41,7 +41,9 @@ from a2a_fabric.core.errors import BadInput, DelegationRefused
 _BLOCK = 4096
 _VERSION = bytes(0x40 | byte & 0x0F for byte in range(256))  # the seventh byte of a UUID
 _VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the ninth byte
-_ID_LENGTH = 40  # characters of a UUID in a block
+_ID_LENGTH = 36  # characters of a UUID
+_TWO_IDS = 2 * _ID_LENGTH
+_DIGIT_POSITIONS = [position for position in range(_ID_LENGTH) if position not in (8, 13, 18, 23)]
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 # Version ff is forbidden; only versions after 00 may carry more.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:(?<!^00.{53})-.*)?")
@@ -56,39 +58,44 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     sampled: bool | UnsetType = UNSET
 
 
-class _Randomness:
+class _RandomIds:
     """UUIDs (version 4) from a block of `os.urandom`, each used once.
 
-    Most of the work is done for the whole block: in its text each UUID is eight groups of four digits with a dash
-    after each group. What remains is to leave out the dashes that a UUID does not have.
+    The text of all UUIDs of a block is made at once, one strided copy for each of their 32 digits. What remains for an
+    id is one slice.
     """
 
+    __slots__ = ("position", "text")
+
     def __init__(self) -> None:
-        self._text = ""
-        self._position = 0
+        self.text = ""
+        self.position = 0
 
-    def take(self, count: int) -> str:
-        """The text of so many UUIDs."""
-        start, length = self._position, count * _ID_LENGTH
-        text = self._text[start : start + length]
-        if len(text) < length:
-            block = bytearray(os.urandom(_BLOCK))
-            block[6::16] = block[6::16].translate(_VERSION)
-            block[8::16] = block[8::16].translate(_VARIANT)
-            self._text = block.hex("-", 2) + "-"
-            start, text = 0, self._text[:length]
-        self._position = start + length
-        return text
+    def refill(self) -> str:
+        block = bytearray(os.urandom(_BLOCK))
+        block[6::16] = block[6::16].translate(_VERSION)
+        block[8::16] = block[8::16].translate(_VARIANT)
+        digits, text = block.hex().encode(), bytearray(b"-") * (_BLOCK // 16 * _ID_LENGTH)
+        for number, position in enumerate(_DIGIT_POSITIONS):
+            text[position::_ID_LENGTH] = digits[number::32]
+        self.text = text.decode()
+        return self.text
 
 
-_randomness = _Randomness()
-os.register_at_fork(after_in_child=_randomness.__init__)  # type: ignore[misc]  # a forked child must not repeat the ids of its parent
+_random_ids = _RandomIds()
+os.register_at_fork(after_in_child=_random_ids.__init__)  # type: ignore[misc]  # a forked child must not repeat the ids of its parent
 
 
 def new_id() -> str:
     """A random UUID (version 4) as text."""
-    text = _randomness.take(1)
-    return f"{text[:4]}{text[5:29]}{text[30:34]}{text[35:39]}"
+    ids = _random_ids
+    start = ids.position
+    end = start + _ID_LENGTH
+    text = ids.text[start:end]
+    if len(text) < _ID_LENGTH:
+        text, end = ids.refill()[:_ID_LENGTH], _ID_LENGTH
+    ids.position = end
+    return text
 
 
 def new_ordered_id(prefix: str, now: float | None = None) -> str:
@@ -102,11 +109,14 @@ def new_ordered_id(prefix: str, now: float | None = None) -> str:
 
 def new_trace() -> Trace:
     """Makes both ids at once, because every call without a trace needs both."""
-    text = _randomness.take(2)
-    return Trace(
-        trace_id=f"{text[:4]}{text[5:29]}{text[30:34]}{text[35:39]}",
-        span_id=f"{text[40:44]}{text[45:69]}{text[70:74]}{text[75:79]}",
-    )
+    ids = _random_ids
+    start = ids.position
+    end = start + _TWO_IDS
+    text = ids.text[start:end]
+    if len(text) < _TWO_IDS:
+        text, end = ids.refill()[:_TWO_IDS], _TWO_IDS
+    ids.position = end
+    return Trace(trace_id=text[:_ID_LENGTH], span_id=text[_ID_LENGTH:])
 
 
 def continue_trace(trace_id: str, parent_span_id: str | None = None, *, sampled: bool | UnsetType = UNSET) -> Trace:

@@ -101,6 +101,7 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts: int = 1  # how many of the candidates may be asked
     last_usable: int = 0  # the index of the last candidate that is not known to be offline
     status: Status = "unknown"  # of the named agent
+    only: Candidate | None = None  # the named agent, if it is asked and no other may be
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +154,7 @@ def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, po
         attempts=policy.max_attempts,
         last_usable=max((i for i, each in enumerate(ordered) if not _is_offline(each, health)), default=0),
         status=health.get(target.agent_id).status,
+        only=primary if len(ordered) == 1 and ordered[0] is primary else None,
     )
 
 

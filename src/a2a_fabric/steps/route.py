@@ -275,11 +275,45 @@ class RoutingHandler:
             self._resume_plan(plan, call, call.answers)
         return Result(data={})
 
-    async def __call__(self, call: Call, emit: Emit) -> Result:
+    def __call__(self, call: Call, emit: Emit) -> Awaitable[Result]:
         target, stream = call.target, call.response.stream
         if call.input.attachments:
             check_attachments(call.input)
         plan = self._plan(target.agent_id, target.capability, call.auth, stream, call.any_agent is True)
+        if plan.only is not None and not stream and not call.answers:
+            return self._ask_only(call, emit, plan, plan.only)
+        return self._ask_candidates(call, emit, plan)
+
+    async def _ask_only(self, call: Call, emit: Emit, plan: RoutePlan, candidate: Candidate) -> Result:
+        """As `_ask_candidates`, for a plain call that only the named agent can answer, as nearly all are.
+
+        Nothing is left to choose or to count: the agent gets all of the time, and what it answers is the outcome.
+        """
+        arguments, pending_check = self._bind_arguments(call, plan)
+        if pending_check is not None:
+            await pending_check
+        manifest, recording, trace = candidate.manifest, current_recording.get(), call.trace
+        agent_id, started = manifest.agent_id, time.monotonic()
+        if recording is not None:
+            trace = recording.begin_attempt(manifest, candidate.reason)
+        try:
+            handler = self._get_handler(manifest)
+            result = await handler(self._make_only_attempt(call, candidate, arguments, trace), emit)
+        except FabricError as error:
+            if recording is not None:
+                recording.end_attempt(error)
+            self._health.record_failure(agent_id, error)
+            _add_error_details(error, plan, candidate, [])
+            if isinstance(error, LoginRequired):
+                error.continuation = self._seal.seal(agent_id, LOGIN_CONTINUATION, call)
+            raise
+        if recording is not None:
+            recording.end_attempt()
+        self._health.record_success(agent_id, time.monotonic() - started)
+        return result if result.asked is None else await self._forward_questions(result.asked, agent_id, emit, call)
+
+    async def _ask_candidates(self, call: Call, emit: Emit, plan: RoutePlan) -> Result:
+        target, stream = call.target, call.response.stream
         arguments, pending_check = self._bind_arguments(call, plan)
         if pending_check is not None:
             await pending_check
@@ -372,6 +406,32 @@ class RoutingHandler:
             await emit(Event("input_required", result.data["input_required"]))
         return result
 
+    def _make_only_attempt(
+        self, call: Call, candidate: Candidate, arguments: dict[str, Any] | None, trace: Trace
+    ) -> Call:
+        """As `_make_attempt_call`, with all of the time; most calls differ in their arguments and the chain only."""
+        target, capability, call_input = call.target, candidate.capability, call.input
+        if (
+            arguments is None
+            or capability is None
+            or capability.max_timeout_ms is not None
+            or capability.name != target.capability
+            or candidate.manifest.agent_id != target.agent_id
+            or call.any_agent is not msgspec.UNSET
+        ):
+            return self._make_attempt_call(call, candidate, target.timeout_ms / 1000, arguments, trace)
+        return msgspec.structs.replace(
+            call,
+            trace=trace,
+            input=Input(
+                task=call_input.task,
+                context=call_input.context,
+                attachments=call_input.attachments,
+                arguments=arguments,
+            ),
+            delegation_chain=self._delegation_guard.extend(call.delegation_chain, target.agent_id),
+        )
+
     def _make_attempt_call(
         self, call: Call, candidate: Candidate, timeout: float, arguments: dict[str, Any] | None, trace: Trace
     ) -> Call:
@@ -397,11 +457,13 @@ class RoutingHandler:
                 )
         if response_form.stream != candidate.stream:
             response_form = ResponseForm(stream=candidate.stream, format=response_form.format)
-        timeout_ms = int(time_ms) if time_ms > 1 else 1
+        timeout_ms, target = int(time_ms) if time_ms > 1 else 1, call.target
+        if timeout_ms != target.timeout_ms or name != target.capability or manifest.agent_id != target.agent_id:
+            target = Target(agent_id=manifest.agent_id, capability=name, timeout_ms=timeout_ms)
         return Call(
             trace=trace,
             auth=call.auth,
-            target=Target(agent_id=manifest.agent_id, capability=name, timeout_ms=timeout_ms),
+            target=target,
             input=call_input,
             response=response_form,
             answers=call.answers,
