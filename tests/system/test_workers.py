@@ -20,6 +20,7 @@ import pytest
 from a2a_fabric.core.forwarding import IDENTITY_HEADER
 from a2a_fabric.identity import SigningKey
 from a2a_fabric.identity.forwarded import ForwardedIdentity, digest_content, sign_identity
+from tests.fixtures.nats import free_port
 from tests.system.node import Node, run, running_node, until
 
 FAR, FAR_KEY = SigningKey.generate(), "the-key-of-another-node"
@@ -293,6 +294,59 @@ async def test_figures_for_operators_are_those_of_all_workers(node: Node) -> Non
             live.add(agents["counter"]["calls_total"])
     assert answered_by == {"w0", "w1"}
     assert len(totals) == len(live) == 1  # whichever worker is asked
+
+
+async def answer_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+    )
+    await writer.drain()
+    writer.close()
+
+
+async def test_the_status_of_agents_and_their_switches_are_those_of_all_workers(tmp_path: Path) -> None:
+    """A switch counts in every worker when the reply comes, and each of them tells the same of an agent."""
+    port = free_port()
+    write_agents(tmp_path)
+    (tmp_path / "agents.yaml").write_text(AGENTS + f"""
+- agent_id: far
+  runtime: http
+  endpoint: {{uri: "http://127.0.0.1:{port}/"}}
+  capabilities: [{{name: say}}, {{name: sing}}]
+""")  # fmt: skip
+    (tmp_path / "fabric.yaml").write_text(json.dumps({"health": {"interval": 0}}))
+    with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:
+        async with one_connection(node) as session:
+
+            async def read_far() -> set[tuple[str, bool]]:
+                """Status, and whether there is a reason, of all lists and from both workers."""
+                seen: set[tuple[str, bool]] = set()
+                for _ in range(ASKS):
+                    rows = (await administer(session, node, "agents"))["agents"]
+                    rows += [(await administer(session, node, "agents.live", agent_ids=["far"]))["agents"]["far"]]
+                    body = {"name": "fabric.agent.list", "arguments": {}}
+                    async with session.post(f"{node.url}/mcp/call", json=body) as reply:
+                        rows += (await reply.json())["result"]["agents"]
+                    seen |= {
+                        (row["status"], bool(row.get("error"))) for row in rows if row.get("agent_id", "far") == "far"
+                    }
+                return seen
+
+            async with asyncio.timeout(60):  # both have probed it
+                while await read_far() != {("offline", True)}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            async with await asyncio.start_server(answer_ok, "127.0.0.1", port), asyncio.timeout(60):
+                await administer(session, node, "agent.probe", agent_id="far")
+                while await read_far() != {("online", False)}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+            for on in (False, True, False):
+                await administer(session, node, "agent.switch", agent_id="far", tool="sing", on=on)
+                shown: set[tuple[str, ...]] = set()
+                for _ in range(ASKS):
+                    details = (await administer(session, node, "agent", agent_id="far"))["agent"]
+                    shown.add(tuple(each["name"] for each in details["capabilities"]))
+                assert shown == {("say", "sing") if on else ("say",)}
 
 
 async def test_the_log_is_that_of_all_workers_and_each_line_comes_once(node: Node) -> None:

@@ -39,11 +39,12 @@ from a2a_fabric.version import __version__
 if TYPE_CHECKING:
     from a2a_fabric.admin.agent_files import AgentFiles
 
-_FIGURES, _AGENTS = "figures", "agents"  # questions to the other processes
+# Questions to the other processes, and what they are told to do.
+_FIGURES, _AGENTS, _STATUSES, _CHANGED = "figures", "agents", "statuses", "tools.changed"
+_RELOAD, _PROBE, _APPROVE = "agents.reload", "agent.probe", "tools.approve"
 _BREAKER_STATES = ("closed", "trial", "open")
 _STORE_TIMEOUT = 3.0
 _MAX_PROBLEMS = 50
-_SPARE = 1000  # agents that are gone, and whose last change is still known
 _MAX_CHECKS = 2000
 _RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
 
@@ -85,11 +86,21 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     processes: Processes
     secrets: Collection[str] = ()
     is_stopping: bool = False
-    _since: dict[str, tuple[str, float]] = {}  # status of each agent, and since when
 
     def __post_init__(self) -> None:
-        self.processes.add(_FIGURES, self._answer_figures)
-        self.processes.add(_AGENTS, self._answer_agents)
+        for question, answer in (
+            (_FIGURES, self._answer_figures),
+            (_AGENTS, self._answer_agents),
+            (_STATUSES, self._answer_statuses),
+            (_CHANGED, self._answer_changed),
+            (_RELOAD, self._answer_reload),
+            (_PROBE, self._answer_probe),
+            (_APPROVE, self._answer_approve),
+        ):
+            self.processes.add(question, answer)
+        if not self.processes.is_single:
+            own, *others = self.processes.names
+            self.gateway.registry.statuses.connect(own, others, self._ask_statuses)
 
     @property
     def config(self) -> Config:
@@ -107,13 +118,6 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     def stop(self) -> None:
         """Answer those who wait for news; the node would wait for them."""
         self.is_stopping = True
-
-    def record_status(self, agent_id: str, status: str) -> None:
-        """Called at every change of an agent's status."""
-        catalog = self.gateway.registry.catalog
-        if len(self._since) > 2 * len(catalog.agents) + _SPARE:  # agents come and go
-            self._since = {name: value for name, value in self._since.items() if catalog.get(name) is not None}
-        self._since[agent_id] = status, time.time()
 
     async def show_overview(self, reader: Principal) -> dict[str, Any]:
         registry = self.gateway.registry
@@ -149,7 +153,9 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     async def list_agents(self, reader: Principal, known: str | None) -> dict[str, Any]:
         """Short rows of all agents, unless nothing has changed since `known`."""
         registry = self.gateway.registry
-        stamp = f"{registry.changes.revision}-{registry.health.epoch}-{len(registry.switched_off)}"
+        await registry.statuses.refresh()
+        process = self.processes.name or ""  # each numbers the changes of its own catalog
+        stamp = f"{process}{registry.changes.revision}-{registry.statuses.stamp}-{len(registry.switched_off)}"
         if known == stamp:
             return {"stamp": stamp, "unchanged": True}
         rows: list[dict[str, Any]] = []
@@ -163,6 +169,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
 
     async def show_live(self, reader: Principal, agent_ids: Sequence[str]) -> dict[str, Any]:
         """What changes from moment to moment, of the agents that are on the screen."""
+        await self.gateway.registry.statuses.refresh()
         reports = await self._ask_agents(agent_ids)
         return {"agents": {name: self._render_live(name, reader, reports[name]) for name in agent_ids}}
 
@@ -174,7 +181,8 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             return {"agent": self._render_switched_off(agent_id), "editable": entry is not None}
         if manifest is None or manifest.is_tool:
             raise AgentNotFound(agent_id, [each.agent_id for each in registry.catalog.agents])
-        details = render_agent(manifest, registry.health.get(agent_id), reader, registry.find_runtime_kind(manifest))
+        await registry.statuses.refresh()
+        details = render_agent(manifest, registry.statuses.get(agent_id), reader, registry.find_runtime_kind(manifest))
         report = registry.describe_tools(agent_id)
         flag_changed_tools(details, report)
         registration = await self.registrar.find_registration(agent_id)
@@ -197,20 +205,19 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         }
 
     async def list_tool_changes(self, agent_id: str | None) -> dict[str, Any]:
-        registry = self.gateway.registry
+        """Each process learns of a change when it asks the agent."""
         if agent_id is not None:
             self._check_exists(agent_id)
-        changed: list[dict[str, Any]] = []
-        async for manifests in iterate_in_slices(registry.catalog.agents):
-            for manifest in manifests:
-                report = registry.describe_tools(manifest.agent_id)
-                if agent_id in (None, manifest.agent_id) and (report.changes or report.problems):
-                    changed.append({"agent_id": manifest.agent_id, **msgspec.to_builtins(report)})
-        return {"agents": changed}
+        answers = (await self.processes.ask(_CHANGED, {"agent_id": agent_id})).by_name.values()
+        by_agent = {each["agent_id"]: each for answer in reversed(list(answers)) for each in answer}
+        return {"agents": [by_agent[name] for name in sorted(by_agent)]}
 
     async def approve_tools(self, agent_id: str, patterns: Sequence[str]) -> dict[str, Any]:
+        """In all processes: each keeps what changed until it is approved."""
         self._check_exists(agent_id)
-        return {"agent_id": agent_id, "approved": self.gateway.registry.approve_tools(agent_id, patterns)}
+        answers = await self.processes.ask(_APPROVE, {"agent_id": agent_id, "patterns": list(patterns)})
+        approved = dict.fromkeys(name for names in answers.by_name.values() for name in names)
+        return {"agent_id": agent_id, "approved": list(approved)}
 
     def _check_exists(self, agent_id: str) -> None:
         """Raises AgentNotFound."""
@@ -220,7 +227,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
 
     async def probe(self, agent_id: str) -> dict[str, Any]:
         self._check_exists(agent_id)
-        self.probe_soon(agent_id)
+        await self.processes.ask(_PROBE, {"agent_id": agent_id})
         return {"agent_id": agent_id, "probing": True}
 
     def list_known_tools(self, agent_id: str) -> list[str] | None:
@@ -229,8 +236,8 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         return None if manifest is None else [each.name for each in manifest.capabilities]
 
     async def reload_agents(self, path: Path) -> None:
-        """Take the changed file over now, so that the reply is true."""
-        await self.reload_file(path)
+        """All processes take the changed file over now, so that the reply is true whichever is asked next."""
+        await self.processes.ask(_RELOAD, {"path": str(path)})
 
     async def list_jobs(
         self, reader: Principal, states: Sequence[JobState], agent_id: str | None, cursor: str | None, limit: int
@@ -364,7 +371,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             for manifest in manifests:
                 counts = nodes.setdefault(manifest.node_id, {"agents": 0, "offline": 0})
                 counts["agents"] += 1
-                counts["offline"] += self.gateway.registry.health.get(manifest.agent_id).status == "offline"
+                counts["offline"] += self.gateway.registry.statuses.get(manifest.agent_id).status == "offline"
         return [{"node_id": name, **counts} for name, counts in sorted(nodes.items())][:_MAX_PROBLEMS]
 
     def _list_mesh_nodes(self, reader: Principal) -> list[dict[str, Any]]:
@@ -385,6 +392,34 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
 
     async def _answer_agents(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return {name: msgspec.to_builtins(self._report_agent(name)) for name in arguments["agent_ids"]}
+
+    async def _answer_statuses(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return dict(msgspec.to_builtins(self.gateway.registry.statuses.answer(arguments)))
+
+    async def _ask_statuses(self, questions: Mapping[str, dict[str, Any]]) -> Mapping[str, Any]:
+        """Only the other processes."""
+        answers = await self.processes.ask_others(_STATUSES, questions)
+        return answers.by_name
+
+    async def _answer_reload(self, arguments: dict[str, Any]) -> None:
+        await self.reload_file(Path(arguments["path"]))
+
+    async def _answer_probe(self, arguments: dict[str, Any]) -> None:
+        if self.gateway.registry.catalog.get(arguments["agent_id"]) is not None:
+            self.probe_soon(arguments["agent_id"])
+
+    async def _answer_approve(self, arguments: dict[str, Any]) -> list[str]:
+        return self.gateway.registry.approve_tools(arguments["agent_id"], arguments["patterns"])
+
+    async def _answer_changed(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        registry, wanted = self.gateway.registry, arguments["agent_id"]
+        changed: list[dict[str, Any]] = []
+        async for manifests in iterate_in_slices(registry.catalog.agents):
+            for manifest in manifests:
+                report = registry.describe_tools(manifest.agent_id)
+                if wanted in (None, manifest.agent_id) and (report.changes or report.problems):
+                    changed.append({"agent_id": manifest.agent_id, **msgspec.to_builtins(report)})
+        return changed
 
     def _report_agent(self, agent_id: str) -> AgentReport:
         health, breaker = self.gateway.registry.health.get(agent_id), self.find_breaker(agent_id)
@@ -433,18 +468,19 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
 
     def _render_row(self, manifest: Manifest, reader: Principal) -> dict[str, Any]:
         registry = self.gateway.registry
-        health = registry.health.get(manifest.agent_id)
+        health = registry.statuses.get(manifest.agent_id)
         row = {**_render_facts(manifest, registry.find_runtime_kind(manifest)), "status": health.status}
         if health.error is not None:
             row["error"] = redact_health_reason(health, reader)
-        since = self._since.get(manifest.agent_id)
-        if since is not None and health.status != "online":
-            row["since"] = since[1]
+        since = registry.statuses.find_change_time(manifest.agent_id) if health.status != "online" else None
+        if since is not None:
+            row["since"] = since
         return row
 
     def _render_live(self, agent_id: str, reader: Principal, reports: Sequence[AgentReport]) -> dict[str, Any]:
         """The newest check counts, and the breaker that lets least through."""
-        health = self.gateway.registry.health.get(agent_id)
+        statuses = self.gateway.registry.statuses
+        health = statuses.get(agent_id)
         newest = max(reports, key=lambda each: each.seen_at or 0.0)
         return {
             **render_agent_activity([each.activity for each in reports]),
@@ -452,7 +488,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             "latency_ms": newest.latency_ms,
             "seen_at": newest.seen_at,
             "error": redact_health_reason(health, reader),
-            "since": self._since.get(agent_id, (None, None))[1],
+            "since": statuses.find_change_time(agent_id),
             "breaker": max((each.breaker for each in reports), key=_BREAKER_STATES.index),
             "in_flight": sum(each.in_flight for each in reports),
         }

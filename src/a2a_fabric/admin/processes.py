@@ -38,6 +38,10 @@ class ProcessAnswers(NamedTuple):
     missing: list[str]  # processes that did not answer
 
 
+class _Answer(NamedTuple):
+    value: Any  # None too
+
+
 class Processes:
     """`name` is that of this process; None if the node is one process. `folder` is that of the workers' sockets."""
 
@@ -76,13 +80,16 @@ class Processes:
 
     async def ask_each(self, question: str, arguments: Mapping[str, dict[str, Any]]) -> ProcessAnswers:
         """All processes, each with arguments of its own."""
-        own, *others = await asyncio.gather(
-            self.answer(question, arguments[self._own_name]),
-            *(self._ask_other(name, question, arguments[name]) for name in self._others),
+        own, others = await asyncio.gather(
+            self.answer(question, arguments[self._own_name]), self.ask_others(question, arguments)
         )
-        answered = {name: answer for name, answer in zip(self._others, others, strict=True) if answer is not None}
-        missing = [name for name in self._others if name not in answered]
-        return ProcessAnswers({self._own_name: own, **answered}, missing)
+        return ProcessAnswers({self._own_name: own, **others.by_name}, others.missing)
+
+    async def ask_others(self, question: str, arguments: Mapping[str, dict[str, Any]]) -> ProcessAnswers:
+        """All processes but this one, each with arguments of its own."""
+        answers = await asyncio.gather(*(self._ask_other(name, question, arguments[name]) for name in self._others))
+        by_name = {name: each.value for name, each in zip(self._others, answers, strict=True) if each is not None}
+        return ProcessAnswers(by_name, [name for name in self._others if name not in by_name])
 
     async def wait_for_any(self, question: str, arguments: Mapping[str, dict[str, Any]], seconds: float) -> None:
         """Until one process has answered with something; the others are asked no longer."""
@@ -90,7 +97,8 @@ class Processes:
         async def ask(name: str) -> Any:
             if name == self._own_name:
                 return await self.answer(question, arguments[name])
-            return await self._ask_other(name, question, arguments[name], seconds + _TIMEOUT)
+            answer = await self._ask_other(name, question, arguments[name], seconds + _TIMEOUT)
+            return None if answer is None else answer.value
 
         pending = {asyncio.ensure_future(ask(name)) for name in self.names}
         try:
@@ -106,10 +114,10 @@ class Processes:
 
     async def _ask_other(
         self, name: str, question: str, arguments: dict[str, Any], timeout: float = _TIMEOUT
-    ) -> Any | None:
+    ) -> _Answer | None:
         try:
             async with asyncio.timeout(timeout):
-                return await self._others[name].ask_admin(question, arguments)
+                return _Answer(await self._others[name].ask_admin(question, arguments))
         except (FabricError, TimeoutError) as error:
             _log.debug("process %s did not answer the question '%s': %s", name, question, error)
             return None

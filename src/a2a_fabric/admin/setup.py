@@ -76,7 +76,6 @@ def build_admin(
     )
     if not processes.is_single:
         gateway.node_health.add_remote_check(WORKERS_CHECK, ProcessesCheck(processes, gateway.node_health))
-    gateway.registry.health.add_listener(lambda agent_id, health: node.record_status(agent_id, health.status))
     operations.add_unlisted(AdminOperations(node).all())
     # The history itself decides what a caller sees of it.
     for name, shared in (("calls", "fabric.call.list"), ("trace", "fabric.trace.get")):

@@ -116,6 +116,7 @@ class AgentOperations:
         registry, owner = self._gateway.registry, fields.owner
         filters = CatalogFilter(**{name: getattr(fields, name) for name in CatalogFilter.__struct_fields__})
         page = Page(arguments.limit, arguments.cursor)
+        await registry.statuses.refresh()
         visible = await registry.prepare_view(request.principal)
         candidates = registry.find_candidates(filters, visible)
         is_filtered = owner is not None or not filters.is_exact
@@ -144,7 +145,7 @@ class AgentOperations:
         render = render_agent if arguments.details else render_agent_item
         if visible is not registry.catalog:
             manifest = _hide_fallbacks(visible, manifest)
-        health = registry.health.get(manifest.agent_id)
+        health = registry.statuses.get(manifest.agent_id)
         item = render(manifest, health, principal, registry.find_runtime_kind(manifest))
         if administers(principal):
             flag_changed_tools(item, registry.describe_tools(manifest.agent_id))
@@ -156,7 +157,8 @@ class AgentOperations:
         visible = await registry.prepare_view(request.principal)
         if visible is not registry.catalog:
             manifest = _hide_fallbacks(visible, manifest)
-        health = registry.health.get(manifest.agent_id)
+        await registry.statuses.refresh()
+        health = registry.statuses.get(manifest.agent_id)
         details = render_agent(manifest, health, request.principal, registry.find_runtime_kind(manifest))
         if administers(request.principal):
             flag_changed_tools(details, registry.describe_tools(manifest.agent_id))
@@ -314,11 +316,12 @@ class RegistrationOperations:
         registry = self._gateway.registry
         manifest = registry.find_agent_for(request.principal, arguments.agent_id)
         window = arguments.hours * 3600
+        await registry.statuses.refresh()
         uptime, checks = await self._registrar.read_history(manifest.agent_id, window, arguments.limit)
         return Result(
             data={
                 "agent_id": manifest.agent_id,
-                "status": registry.health.get(manifest.agent_id).status,
+                "status": registry.statuses.get(manifest.agent_id).status,
                 "uptime": {
                     "window_seconds": window,
                     "observed_seconds": round(uptime.observed, 3),
@@ -375,13 +378,14 @@ class HealthOperations:
 async def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     """Counts only the agents and tools that this caller may call. Only the operator reads problems in detail."""
     registry = gateway.registry
+    await registry.statuses.refresh()
     catalog = await registry.prepare_view(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
     offline: dict[str, str | None] = {}
     error_count = 0
     async for manifests in iterate_in_slices(catalog.agents):
         for manifest in manifests:
-            health = registry.health.get(manifest.agent_id)
+            health = registry.statuses.get(manifest.agent_id)
             counts[health.status] += 1
             if health.error is not None:
                 error_count += 1

@@ -90,6 +90,7 @@ class SearchOperations:
 
     async def find(self, query: SearchQuery, principal: Principal) -> AgentSearchResult:
         """The best agents that this caller may see; `query.tiers` must not have others than the caller's."""
+        await self._gateway.registry.statuses.refresh()
         index = await self._indexes.find(principal)
         return await run_in_turns(index.find_in_steps(query, frozenset(self._find_offline())), _STEPS_PER_TURN)
 
@@ -132,7 +133,7 @@ class SearchOperations:
             "display_name": manifest.display_name or manifest.agent_id,
             "description": manifest.description,
             "version": manifest.version,
-            "status": self._gateway.registry.health.get(manifest.agent_id).status,
+            "status": self._gateway.registry.statuses.get(manifest.agent_id).status,
             "trust_tier": manifest.trust_tier,
             "tags": list(manifest.tags),
             **render_profile(manifest),

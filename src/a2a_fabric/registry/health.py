@@ -21,7 +21,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -35,6 +35,7 @@ from a2a_fabric.core.tasks import repeat_forever
 
 _MIN_UPDATE_INTERVAL = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
+_MAX_FORGOTTEN = 1000  # agents that are gone, and whose last change is still known
 _NOT_FOUND_STATUSES = frozenset({404, 410})  # from a server that does not know the agent's path, or from the agent
 
 Evidence = Literal["alive", "failing"]
@@ -150,6 +151,8 @@ class HealthTracker:
         self._health_by_agent: dict[str, Health] = {}
         self._good_until: dict[str, float] = {}  # for healthy agents: when the next success is recorded
         self._listeners: list[Callable[[str, Health], None]] = []
+        self._changes: dict[str, tuple[int, float]] = {}  # the epoch and time of each agent's last change, in order
+        self._complete_since = 0  # the epoch after which `_changes` has every change
         self.epoch = 0
 
     def add_listener(self, listener: Callable[[str, Health], None]) -> None:
@@ -158,6 +161,21 @@ class HealthTracker:
 
     def get(self, agent_id: str) -> Health:
         return self._health_by_agent.get(agent_id, _UNKNOWN)
+
+    def find_change_time(self, agent_id: str) -> float | None:
+        """When the status of an agent changed last."""
+        change = self._changes.get(agent_id)
+        return None if change is None else change[1]
+
+    def list_known(self) -> list[str]:
+        return list(self._health_by_agent)
+
+    def list_changes(self, epoch: int) -> list[str] | None:
+        """The agents whose status changed, or that were forgotten, since an epoch; None if this is not known."""
+        if not self._complete_since <= epoch <= self.epoch:
+            return None
+        newest_first = reversed(self._changes.items())
+        return [agent_id for agent_id, _ in takewhile(lambda change: change[1][0] > epoch, newest_first)]
 
     def record_success(self, agent_id: str, latency: float | None = None) -> None:
         """A call was answered."""
@@ -208,7 +226,7 @@ class HealthTracker:
     def forget(self, agent_id: str) -> None:
         self._good_until.pop(agent_id, None)
         if self._health_by_agent.pop(agent_id, None) is not None:
-            self.epoch += 1
+            self._note_change(agent_id)
 
     def _write(self, agent_id: str, health: Health) -> None:
         self._health_by_agent[agent_id] = health
@@ -218,10 +236,18 @@ class HealthTracker:
         before = self.get(agent_id).status
         self._write(agent_id, health)
         if health.status != before:
-            self.epoch += 1
+            self._note_change(agent_id)
             self._on_change(agent_id, before, health.status, reason[:500])
             for listener in self._listeners:
                 listener(agent_id, health)
+
+    def _note_change(self, agent_id: str) -> None:
+        self.epoch += 1
+        self._changes.pop(agent_id, None)
+        self._changes[agent_id] = self.epoch, self._clock()
+        if len(self._changes) > 2 * len(self._health_by_agent) + _MAX_FORGOTTEN:  # agents come and go
+            self._changes = {name: change for name, change in self._changes.items() if name in self._health_by_agent}
+            self._complete_since = self.epoch
 
 
 _UNKNOWN = Health()

@@ -43,6 +43,7 @@ from a2a_fabric.registry.names import (
     refuse_reserved_name,
 )
 from a2a_fabric.registry.registration_policy import read_terms
+from a2a_fabric.registry.statuses import AgentStatuses
 
 _log = logging.getLogger(__name__)
 _SWAP_DELAY = 0.05
@@ -116,6 +117,7 @@ class Registry:
     ) -> None:
         """`registrations` is the one among the sources whose agents registered themselves."""
         self.health = health
+        self.statuses = AgentStatuses(health)  # as the whole node knows them
         self.changes = RegistryChanges()
         self.errors: dict[str, str] = {}
         self.word_routing = WordRouting()  # of all sources, the earlier before the later
@@ -427,7 +429,7 @@ class Registry:
             text = f"{manifest.agent_id} {manifest.display_name} {manifest.description}".lower()
             if not all(word in text for word in filters.query.lower().split()):
                 return False
-        return filters.status is None or self.health.get(manifest.agent_id).status == filters.status
+        return filters.status is None or self.statuses.get(manifest.agent_id).status == filters.status
 
     def _swap_catalog(self, changed: Collection[str] = ()) -> None:
         """Replace the catalog by one in which these agents are as they are now."""

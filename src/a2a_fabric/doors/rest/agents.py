@@ -51,6 +51,7 @@ class RestAgents:
     async def list(self, context: RestCycle) -> RestReply:
         """The agents in order of their ids, so that pages stay consistent while agents come and go."""
         query: models.AgentsQuery = context.query
+        await self._registry.statuses.refresh()
         catalog = await self._registry.prepare_view(context.principal)
         agents = catalog.agents if query.capability is None else catalog.find_by_capability(query.capability)
         page: list[Manifest] = []
@@ -67,6 +68,7 @@ class RestAgents:
 
     async def show(self, context: RestCycle) -> RestReply:
         manifest = self._registry.find_agent_for(context.principal, context.path["agent_id"])
+        await self._registry.statuses.refresh()
         return RestReply(body=self.build_card(manifest, context))
 
     async def list_visible(
@@ -78,7 +80,7 @@ class RestAgents:
         return agents if after is None and len(agents) <= MAX_ITEMS else catalog.sort_by_id(agents, after)
 
     def build_card(self, manifest: Manifest, context: RequestCycle) -> models.AgentCard:
-        health = self._registry.health.get(manifest.agent_id)
+        health = self._registry.statuses.get(manifest.agent_id)
         details = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
         return models.AgentCard(
             id=manifest.agent_id,
