@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,28 @@ async def test_a_tool_is_switched_off_and_on(node: Node) -> None:
     assert (await administer(node, "agent.switch", {**switch, "on": True})).status == 200
     agent = (await administer(node, "agent", {"agent_id": "filed"})).json["result"]
     assert [each["name"] for each in agent["agent"]["capabilities"]] == ["say", "sing"]
+
+
+@contextmanager
+def broken(file: Path) -> Iterator[None]:
+    """The file cannot be read as YAML within the block."""
+    before = file.read_text()
+    file.write_text(before + "  broken: [\n")
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+@pytest.mark.parametrize("agent_id", ["filed", "louder"])
+async def test_agents_are_shown_while_their_file_is_being_edited(node: Node, agent_id: str) -> None:
+    with broken(Path(node.fabric.config.agents[0])):
+        reply = await administer(node, "agent", {"agent_id": agent_id})
+    assert reply.status == 200, reply.json
+    details = reply.json["result"]
+    assert details["agent"]["agent_id"] == agent_id
+    assert (details["editable"], details["path"]) == (False, None)
+    assert "not valid YAML" in details["trouble"]
 
 
 async def test_an_agent_in_no_file_cannot_be_switched_and_the_reply_says_so(node: Node) -> None:

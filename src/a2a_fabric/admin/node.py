@@ -18,7 +18,7 @@ from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.disclosure import acts_as_operator, redact_health_reason
-from a2a_fabric.core.errors import AgentNotFound, Conflict, Forbidden, StoreError
+from a2a_fabric.core.errors import AgentNotFound, ConfigError, Conflict, Forbidden, StoreError
 from a2a_fabric.core.job import Job, JobFilter, JobState, JobSummary, is_final_state
 from a2a_fabric.core.keys import KeyStore
 from a2a_fabric.core.message import Message, inbox_name
@@ -176,7 +176,10 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     async def show_agent(self, reader: Principal, agent_id: str, hours: float) -> dict[str, Any]:
         registry = self.gateway.registry
         manifest = registry.catalog.get(agent_id)
-        entry = await self.files.find_entry(agent_id)
+        try:
+            entry, trouble = await self.files.find_entry(agent_id), None
+        except ConfigError as error:  # a file that is being edited: the agents go on as they were
+            entry, trouble = None, error.message if acts_as_operator(reader) else "The files of agents cannot be read"
         if manifest is None and agent_id in registry.switched_off:
             return {"agent": self._render_switched_off(agent_id), "editable": entry is not None}
         if manifest is None or manifest.is_tool:
@@ -202,6 +205,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             "changes": [msgspec.to_builtins(change) for change in report.changes],
             "marks": list(report.marks),
             "editable": entry is not None,
+            "trouble": trouble,
         }
 
     async def list_tool_changes(self, agent_id: str | None) -> dict[str, Any]:

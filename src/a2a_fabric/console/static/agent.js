@@ -12,7 +12,7 @@ export function Agent({ id, query }) {
   if (!data) return html`<div class="page"><nav class="crumbs"><${Link} to="/agents">Agents<//></nav><h1>${id}</h1>${live.error ? html`<${Fault} error=${live.error} retry=${live.error.code === "AGENT_NOT_FOUND" ? null : live.reload} />` : html`<div class="rows-skeleton" aria-hidden="true"></div>`}</div>`;
   const agent = data.agent;
   const canSwitch = role === "operator" && data.editable;
-  const why = role !== "operator" ? "Viewers may not switch agents" : data.editable ? "" : "It is in no agents.yaml of this node";
+  const why = role !== "operator" ? "Viewers may not switch agents" : data.editable ? "" : data.trouble || "It is in no agents.yaml of this node";
   const flip = async (on, tool) => {
     try { await admin("agent.switch", { agent_id: id, on, ...(tool ? { tool } : {}) }); say(`${tool || id} is ${on ? "on" : "off"}`); live.reload(); } catch (error) { say(error.message, "bad"); }
   };

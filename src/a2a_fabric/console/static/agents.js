@@ -1,5 +1,5 @@
 // All agents, as a list that stays quick with thousands.
-import { admin, age, count, duration, go, html, Link, overview, part, plural, say, setQuery, text, useLive, useMemo, useRef, useState } from "./lib.js";
+import { admin, age, count, duration, go, html, Link, overview, part, plural, say, setQuery, text, useEffect, useLive, useMemo, useRef, useState } from "./lib.js";
 import { Badge, Code, Command, Dialog, Dot, Empty, Fault, Fresh, Icon, Page, SearchBox, Select, Spark, Tabs, Tag, useRowKeys, useRole, VirtualRows } from "./parts.js";
 
 const STATUSES = ["online", "degraded", "offline", "unknown", "off"];
@@ -14,15 +14,27 @@ export async function loadAgents(signal) {
 
 const matches = (agent, words) => words.every((word) => `${agent.agent_id} ${agent.display_name} ${agent.description} ${agent.tags.join(" ")} ${agent.runtime}`.toLowerCase().includes(word));
 const keyOf = (agent) => agent.agent_id;
+const VISIBLE_DELAY = 150; // ms: while the list scrolls, no row is asked for
+
+/** What was known of each agent, with the new of those that changed: rows that are the same object are not drawn again. */
+function keepLive(kept, agents) {
+  for (const [id, live] of Object.entries(agents)) {
+    const shown = JSON.stringify([live.status, live.error, live.since, live.breaker, live.mean_ms, live.latency_ms, live.calls, live.errors, live.spark]);
+    if (!kept[id] || kept[id].shown !== shown) kept[id] = { ...live, shown };
+  }
+}
 const distinct = (values) => [...new Set(values.filter(Boolean))].sort();
 
 export function Agents({ query }) {
   const live = useLive(loadAgents, [], 2500);
   const [visible, setVisible] = useState([]);
+  const later = useRef(0);
+  const showSoon = useMemo(() => (agents) => { clearTimeout(later.current); later.current = setTimeout(setVisible, VISIBLE_DELAY, agents); }, []);
+  useEffect(() => () => clearTimeout(later.current), []);
   const ids = visible.filter((agent) => agent.status !== "off").map(keyOf).join("\n");
   const rows = useLive((signal) => (ids ? admin("agents.live", { agent_ids: ids.split("\n").slice(0, 200) }, { signal }) : Promise.resolve({ agents: {} })), [ids], 2500);
   const kept = useRef({});
-  if (rows.data) Object.assign(kept.current, rows.data.agents);
+  if (rows.data) keepLive(kept.current, rows.data.agents);
   const node = overview.use();
   const role = useRole();
   const all = live.data || [];
@@ -30,6 +42,7 @@ export function Agents({ query }) {
   const filtered = useMemo(() => all.filter((agent) => (!words.length || matches(agent, words)) && (!query.runtime || agent.runtime === query.runtime) && (!query.tag || agent.tags.includes(query.tag)) && (!query.tier || agent.trust_tier === query.tier)), [all, query.q, query.runtime, query.tag, query.tier]);
   const counts = useMemo(() => { const found = {}; for (const agent of filtered) found[agent.status] = (found[agent.status] || 0) + 1; return found; }, [filtered]);
   const shown = useMemo(() => (query.status ? filtered.filter((agent) => agent.status === query.status) : filtered), [filtered, query.status]);
+  const choices = useMemo(() => ({ runtimes: distinct(all.map((agent) => agent.runtime)), tags: distinct(all.flatMap((agent) => agent.tags)), tiers: distinct(all.map((agent) => agent.trust_tier)) }), [all]);
   const open = (agent) => go(`/agents/${part(agent.agent_id)}`);
   const selected = useRowKeys(shown, open, keyOf);
   const tabs = [{ id: "", label: "All", count: filtered.length }, ...STATUSES.filter((status) => counts[status] || query.status === status || status === "online").map((status) => ({ id: status, label: { online: "Online", degraded: "Degraded", offline: "Offline", unknown: "Not seen", off: "Off" }[status], count: counts[status] || 0, dot: status }))];
@@ -37,15 +50,15 @@ export function Agents({ query }) {
   return html`<${Page} title="Agents" aside=${html`<button type="button" class="button primary" disabled=${role !== "operator"} title=${role && role !== "operator" ? "Viewers may not add agents" : ""} onClick=${() => setQuery({ add: "1" })}><${Icon} name="plus" size=${14} />Add agent</button>`}>
     <div class="toolbar">
       <${SearchBox} value=${query.q || ""} placeholder="Search agents" onInput=${(value) => setQuery({ q: value })} />
-      <${Select} label="Runtime" value=${query.runtime || ""} options=${distinct(all.map((agent) => agent.runtime))} onChange=${(value) => setQuery({ runtime: value })} />
-      <${Select} label="Tag" value=${query.tag || ""} options=${distinct(all.flatMap((agent) => agent.tags))} onChange=${(value) => setQuery({ tag: value })} />
-      <${Select} label="Tier" value=${query.tier || ""} options=${distinct(all.map((agent) => agent.trust_tier))} onChange=${(value) => setQuery({ tier: value })} />
+      <${Select} label="Runtime" value=${query.runtime || ""} options=${choices.runtimes} onChange=${(value) => setQuery({ runtime: value })} />
+      <${Select} label="Tag" value=${query.tag || ""} options=${choices.tags} onChange=${(value) => setQuery({ tag: value })} />
+      <${Select} label="Tier" value=${query.tier || ""} options=${choices.tiers} onChange=${(value) => setQuery({ tier: value })} />
     </div>
     <${Tabs} label="Status" items=${tabs} value=${query.status || ""} onChange=${(value) => setQuery({ status: value })} />
     <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>
       ${all.length === 0 ? html`<${FirstAgent} canAdd=${canAdd} />` : shown.length === 0 ? html`<${Empty} title="No agent matches"><p><button type="button" class="link" onClick=${() => go("/agents")}>Show all ${all.length}</button></p><//>` : html`
       <div class="list-head agents-grid" aria-hidden="true"><span></span><span>Agent</span><span>Runtime</span><span>Offers</span><span>Latency</span><span class="num">Mean</span><span class="num">Failed</span></div>
-      <${VirtualRows} rows=${shown} height=${56} selected=${selected} keyOf=${keyOf} label="Agents" onVisible=${setVisible} render=${(agent, isSelected) => html`<${AgentRow} agent=${agent} live=${kept.current[agent.agent_id]} selected=${isSelected} />`} />`}
+      <${VirtualRows} rows=${shown} height=${56} selected=${selected} keyOf=${keyOf} label="Agents" onVisible=${showSoon} recycle render=${(agent, isSelected) => html`<${AgentRow} agent=${agent} live=${kept.current[agent.agent_id]} selected=${isSelected} />`} />`}
     <//>
     ${query.add && node && !node.can_add ? html`<${Dialog} title="Add an agent" onClose=${() => setQuery({ add: "" })}><p>This node was started without an <code>agents.yaml</code>, so there is no file to add to. Start it with one:</p><${Command}>a2a-fabric up --agents agents.yaml<//><p class="hint">Agents can also register themselves while the node runs: <code>fabric.agent.register</code>.</p><//>` : null}
     ${query.add && node && node.can_add ? html`<${AddAgent} onClose=${() => setQuery({ add: "" })} programs=${node && node.can_add_programs} />` : null}
@@ -57,16 +70,18 @@ function AgentRow({ agent, live, selected }) {
   const error = status !== "online" && status !== "off" ? (live && live.error) || agent.error : null;
   const since = (live && live.since) || agent.since;
   const failed = live && live.calls ? (100 * live.errors) / live.calls : null;
-  return html`<${Link} to=${`/agents/${part(agent.agent_id)}`} class="row agents-grid ${status} ${selected ? "selected" : ""}">
+  const downFor = error && since ? age(since) : "";
+  // The same element as before is not compared again.
+  return useMemo(() => html`<${Link} to=${`/agents/${part(agent.agent_id)}`} class="row agents-grid ${status} ${selected ? "selected" : ""}">
     <${Dot} status=${status} />
     <span class="row-main"><b>${agent.agent_id}</b>${agent.display_name !== agent.agent_id ? html`<span class="faint"> ${text(agent.display_name)}</span>` : null}${live && live.breaker !== "closed" ? html` <${Badge} state=${live.breaker}>breaker ${live.breaker}<//>` : null}
-      <small class=${error ? "bad-text" : ""}>${error ? html`${text(error)}${since ? html` · for ${age(since)}` : null}` : text(agent.description) || html`<span class="faint">No description</span>`}</small></span>
+      <small class=${error ? "bad-text" : ""}>${error ? html`${text(error)}${downFor ? html` · for ${downFor}` : null}` : text(agent.description) || html`<span class="faint">No description</span>`}</small></span>
     <span>${agent.runtime ? html`<${Tag}>${agent.runtime}<//>` : html`<span class="faint" title="Found out when it answers">–</span>`}</span>
     <span class="muted num-left">${agent.status === "off" ? "–" : plural(agent.tools, "tool")}</span>
     <${Spark} values=${live ? live.spark : []} />
     <span class="num">${live && live.mean_ms !== null ? duration(live.mean_ms) : live && live.latency_ms !== null ? html`<span class="faint">${duration(live.latency_ms)}</span>` : html`<span class="faint">–</span>`}</span>
     <span class="num ${failed ? "bad-text" : ""}">${failed === null ? html`<span class="faint">–</span>` : `${failed.toFixed(failed && failed < 10 ? 1 : 0)} %`}</span>
-  <//>`;
+  <//>`, [agent, live, selected, downFor]);
 }
 
 function FirstAgent({ canAdd }) {

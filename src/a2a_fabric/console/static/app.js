@@ -186,6 +186,7 @@ function Frame() {
   const [, redraw] = useState(0);
   const live = useLive(async (signal) => { const data = await admin("overview", {}, { signal }); overview.set(data); return data; }, [], 3000);
   const current = path.split("/")[1] || "home";
+  const view = useMemo(() => html`<${View} path=${path} query=${query} />`, [path, query]); // which draws itself anew
 
   const theme = () => { toggleTheme(); redraw((n) => n + 1); };
   const leave = async () => {
@@ -235,7 +236,7 @@ function Frame() {
     <nav class="side" aria-label="Views">${PAGES.map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""} aria-current=${page.id === current ? "page" : undefined}><${Icon} name=${page.id} /><span>${page.label}</span>${page.id === "agents" && counts.agents ? html`<em>${counts.agents}</em>` : null}${page.id === "jobs" && jobs ? html`<em>${jobs}</em>` : null}<//>`)}
       <p class="side-foot"><a href="/docs" target="_blank" rel="noreferrer">API reference</a>${node ? html`<span title=${getSession() ? `Signed in until ${moment(getSession().until)}` : ""}>${getSession() ? html`${text(getSession().name)}<br />` : null}${node.version} · ${node.role}</span>` : null}</p>
     </nav>
-    <main id="main" tabindex="-1"><${View} path=${path} query=${query} /></main>
+    <main id="main" tabindex="-1">${view}</main>
     <nav class="bottom" aria-label="Views">${PAGES.filter((page) => ON_PHONE.includes(page.id)).map((page) => html`<${Link} to=${page.path} class=${page.id === current ? "on" : ""}><${Icon} name=${page.id} size=${20} /><span>${page.label}</span><//>`)}<button type="button" onClick=${() => setLayer("palette")}><${Icon} name="more" size=${20} /><span>More</span></button></nav>
     ${layer === "palette" ? html`<${Palette} actions=${actions} onClose=${() => setLayer(null)} />` : null}
     ${layer === "help" ? html`<${Help} onClose=${() => setLayer(null)} />` : null}
