@@ -41,6 +41,8 @@ async def _events(send: Any) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        PAUSE = float(sys.argv[3]) / 1000
     uvicorn.run(
         app,
         host="127.0.0.1",

@@ -91,9 +91,12 @@ def module(
 
 
 @contextmanager
-def agent(core: int | None = None) -> Iterator[ServerProcess]:
-    """An HTTP agent at `/` and a slow one at `/slow`; in C where it can be compiled."""
-    with _upstream("bench.agent", core) as served:
+def agent(core: int | None = None, pause_ms: int | None = None) -> Iterator[ServerProcess]:
+    """An HTTP agent at `/` and a slow one at `/slow`; in C where it can be compiled.
+
+    `pause_ms` is the time between two events of a stream.
+    """
+    with _upstream("bench.agent", core, *([] if pause_ms is None else ["", str(pause_ms)])) as served:
         yield served
 
 
@@ -105,11 +108,11 @@ def mcp_server(core: int | None = None) -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def _upstream(name: str, core: int | None) -> Iterator[ServerProcess]:
+def _upstream(name: str, core: int | None, *options: str) -> Iterator[ServerProcess]:
     program = load_native.program("agent")
     port = free_port()
     argv = (program,) if program else (sys.executable, "-m", name)
-    with process(*argv, str(port), core=core) as pid:
+    with process(*argv, str(port), *options, core=core) as pid:
         wait_for(port)
         yield ServerProcess(port, pid)
 

@@ -1,6 +1,8 @@
 /* The agent behind everything that is measured, cheap enough not to be the limit: one process, one thread, epoll.
  *
- *   agent PORT [CORE]     HTTP: `/` answers with a constant, or with paced events if the caller accepts a stream;
+ *   agent PORT [CORE [MS]]
+ *                         HTTP: `/` answers with a constant, or with an event every 5 (or MS) milliseconds if the
+ *                         caller accepts a stream;
  *                         `/slow` answers 50 ms later; `/mcp` is an MCP server of both eras with the tool `add`;
  *                         `/events` knows the handshake only and answers with a stream of events, as most servers do.
  *   agent stdio [CORE]    the MCP server of the handshake era on stdin and stdout.
@@ -18,7 +20,6 @@
 #define EVENT "data: {\"event\":\"token\",\"data\":{\"text\":\"word \"}}\n\n"
 #define FINAL "data: {\"event\":\"final\",\"data\":{\"ok\":true,\"result\":{\"answer\":\"done\"}}}\n\n"
 #define EVENTS 200
-#define PAUSE_NS 5000000ull
 #define SLOW_NS 50000000ull
 #define MOST_TIMED 65536
 
@@ -49,6 +50,7 @@ struct connection {
 
 static struct connection *timed[MOST_TIMED];
 static int timed_count, epoll;
+static uint64_t pause_ns = 5000000; /* between two events */
 static unsigned long sessions;
 
 /* --- JSON: enough to read the fields of an object ------------------------------------------------------------- */
@@ -276,7 +278,7 @@ static void answer_request(struct connection *connection, const char *head, cons
         begin_stream(connection, "");
         write_chunk(connection, EVENT, sizeof EVENT - 1);
         connection->events_left = EVENTS;
-        set_timer(connection, PAUSE_NS);
+        set_timer(connection, pause_ns);
     } else
         reply(connection, "200 OK", "", ANSWER, sizeof ANSWER - 1);
 }
@@ -315,7 +317,7 @@ static void advance(struct connection *connection, uint64_t at) {
         reply(connection, "200 OK", "", ANSWER, sizeof ANSWER - 1);
     else if (--connection->events_left > 0) {
         write_chunk(connection, EVENT, sizeof EVENT - 1);
-        connection->due_at = at + PAUSE_NS;
+        connection->due_at = at + pause_ns;
         flush(connection);
         return;
     } else {
@@ -366,12 +368,13 @@ static void serve_http(int port) {
 }
 
 int main(int count, char **words) {
-    if (count < 2) fail("usage: agent PORT|stdio [CORE]");
+    if (count < 2) fail("usage: agent PORT|stdio [CORE [MS]]");
     pin_to(count > 2 ? words[2] : "");
     if (strcmp(words[1], "stdio") == 0) {
         serve_pipes(); /* until stdin ends */
         return 0;
     }
     end_with_parent();
+    if (count > 3) pause_ns = strtoull(words[3], NULL, 10) * 1000000;
     serve_http(atoi(words[1]));
 }

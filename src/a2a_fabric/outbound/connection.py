@@ -10,6 +10,8 @@ Invariants:
   Anything else that ends a request (an error, its deadline, a cancellation) closes the connection.
 - Bytes that arrive while no request is under way close the connection: they could be taken for the next reply.
 - A streamed body is received no faster than its reader takes it, within MAX_QUEUED_BYTES.
+- `_is_between_chunks` is set only while a streamed reply (`_stream`) is under way and the parser has read whole chunks
+  and nothing after them. Data that is exactly one chunk leaves the parser in the same state, so it need not see it.
 - No more than `limit` bytes of body and MAX_HEAD_BYTES of anything else are ever held."""
 
 from __future__ import annotations
@@ -124,11 +126,29 @@ class HTTPStreamedReply:
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])
 
+    def take_part(self, part: bytes) -> bool:
+        """Give a part to the reader at once, if it waits in `deliver` and all parts before are read."""
+        take, context, waiter = self._take, self._context, self._waiter
+        if take is None or context is None or waiter is None or waiter.done() or self._parts:
+            return False
+        self._read_bytes += len(part)
+        try:
+            if not context.run(take, part):
+                waiter.set_result(True)
+                self._take = None
+        except Exception as exc:
+            waiter.set_exception(exc)
+            self._take = None
+        return True
+
     def on_data(self, size: int) -> None:
         """`size` is the number of body bytes received since the beginning."""
         if self._take is not None and self._parts:
-            self._hand_over(self._take)
-            return
+            if self._waiter is not None and not self._waiter.done():
+                part = b"".join(self._parts)
+                self._parts.clear()
+                self.take_part(part)
+            return  # the reader has got it, or was cancelled, or is about to look for itself
         self._wake()
         if size - self._read_bytes > MAX_QUEUED_BYTES and not self._is_paused:
             self._is_paused = True
@@ -139,19 +159,6 @@ class HTTPStreamedReply:
         self._has_ended = True
         self._resume()
         self._wake()
-
-    def _hand_over(self, take: Callable[[bytes], bool]) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done() or self._context is None:
-            return  # the reader was cancelled, or is about to look for itself
-        try:
-            if self._context.run(take, self._pop_parts()):
-                return
-        except Exception as exc:
-            waiter.set_exception(exc)
-        else:
-            waiter.set_result(True)
-        self._take = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -179,9 +186,12 @@ MAX_REPLY_HEAD_BYTES = 2048
 # Replies with these have more to parse than a head and a body of the stated length.
 _CONNECTION_HEADERS = frozenset({"transfer-encoding", "trailer", "upgrade"})
 _HEAD_END = b"\r\n\r\n"
+_LINE_END = b"\r\n"
+_MAX_WHOLE_CHUNK = 4096  # bytes of a chunk with its framing that is recognized without the parser
 
 _cached_names: dict[bytes, str] = {}
 _cached_values: dict[bytes, str] = {}  # short ones: servers repeat most header values
+_chunk_starts: dict[int, bytes] = {}  # by the length of a chunk with its framing: the line that it begins with
 
 
 class ReplyHead(NamedTuple):
@@ -210,7 +220,9 @@ class Connection(asyncio.Protocol):
         "_bodyless_bytes",
         "_deadlines",
         "_error",
+        "_has_whole_chunks",
         "_headers",
+        "_is_between_chunks",
         "_is_complete",
         "_is_discarded",
         "_is_head",
@@ -260,6 +272,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._size = self._last_size = self._bodyless_bytes = self._status = self._repeated = 0
         self._is_complete = self._keeps_alive = self._is_parsing = False
+        self._has_whole_chunks = self._is_between_chunks = False
         self._error: OutboundError | None = None
         self._unsent: memoryview | None = None
 
@@ -329,6 +342,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_between_chunks:  # fast path: exactly one chunk, as it is for most events, and its reader waits
+            start = _chunk_starts.get(len(data)) or _cache_chunk_start(len(data))
+            if start is not None and data[: len(start)] == start and data[-2:] == _LINE_END:
+                part = data[len(start) : -2]
+                size = self._size + len(part)
+                if size <= self._limit and self._stream.take_part(part):  # type: ignore[union-attr]  # see above
+                    self._size = size
+                    return
         if self._waiter is None:
             self._transport.abort()  # no request is under way
             return
@@ -352,6 +373,8 @@ class Connection(asyncio.Protocol):
                 self._learn_head(data)
             self._finish()
         else:
+            # A line end after a chunk ends the chunk, or the head of the next one, of which the parser would have told.
+            self._is_between_chunks = self._has_whole_chunks and self._stream is not None and data[-2:] == _LINE_END
             self._on_progress(len(data))
 
     def _finish_with_known_head(self, data: bytes) -> bool:
@@ -473,6 +496,12 @@ class Connection(asyncio.Protocol):
             self._reject_too_large()
         self._parts.append(body)
 
+    def on_chunk_header(self) -> None:
+        self._has_whole_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._has_whole_chunks = True
+
     def on_message_complete(self) -> None:
         if self._status:
             self._is_complete = True
@@ -511,6 +540,7 @@ class Connection(asyncio.Protocol):
         return "content-length" not in self._headers and not is_chunked
 
     def _finish(self) -> None:
+        self._is_between_chunks = False
         if self._error is not None:
             self._fail(self._error)
             return
@@ -534,6 +564,7 @@ class Connection(asyncio.Protocol):
         waiter, self._waiter = self._waiter, None
         if waiter is None:
             return
+        self._is_between_chunks = False
         self._deadlines.stop(self)
         self._unsent = None
         if self._stream is not None:
@@ -553,6 +584,18 @@ def _cache_name(name: bytes) -> str:
     if len(_cached_names) < MAX_CACHED_NAMES and len(name) < 64:
         _cached_names[name] = lowered
     return lowered
+
+
+def _cache_chunk_start(length: int) -> bytes | None:
+    """The line that begins a chunk of this length with its framing; None if there is none, or for a long one."""
+    digits = 1
+    while digits < 4 and length - digits - 4 >= 16**digits:
+        digits += 1
+    size = length - digits - 4
+    if size <= 0 or len(f"{size:x}") != digits or length > _MAX_WHOLE_CHUNK:
+        return None
+    start = _chunk_starts[length] = b"%x\r\n" % size
+    return start
 
 
 def _decode_value(value: bytes) -> str:

@@ -8,7 +8,7 @@ from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.outbound.port import ReplyTooLarge
 
 _DATA_FIELD = b"data"
-_LINE_FEED = ord("\n")
+_CARRIAGE_RETURN, _LINE_FEED = ord("\r"), ord("\n")
 _MAX_DIGITS = 12
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -36,7 +36,7 @@ class SSEParser:
     """
 
     def __init__(self, limit: int) -> None:
-        self._max_plain_line = min(limit, LONG) + len(b"data: ")
+        self._max_plain_data = min(limit, LONG)
         self._splitter = _LineSplitter()
         self._buffer = _EventBuffer(limit)
         self._is_between_events = False  # nothing is pending, and the last event had no name
@@ -59,10 +59,19 @@ class SSEParser:
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """The events that are complete now; take them before feeding the next chunk."""
         if self._is_between_events:  # fast path: exactly one event of one line, as most agents send
+            data = chunk[6:-2]
+            if (
+                chunk[-2:] == b"\n\n"
+                and chunk[:6] == b"data: "
+                and len(data) <= self._max_plain_data
+                and _LINE_FEED not in data
+                and _CARRIAGE_RETURN not in data
+            ):
+                return (data,)
             lines = chunk.splitlines()
             if len(lines) == 2 and not lines[1] and chunk[-1] == _LINE_FEED:
                 line = lines[0]
-                if line[:6] == b"data: " and len(line) <= self._max_plain_line:
+                if line[:6] == b"data: " and len(line) - 6 <= self._max_plain_data:
                     return (line[6:],)
         self._is_between_events = False
         return self._parse_chunk(chunk)

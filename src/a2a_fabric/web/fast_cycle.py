@@ -113,6 +113,17 @@ class CachedHead:
         return data[size:]
 
 
+_chunk_heads: dict[int, bytes] = {}  # by the size of a chunk; events of a stream are of a few sizes
+_MAX_CACHED_CHUNK = 4096
+
+
+def _cache_chunk_head(size: int) -> bytes:
+    head = b"%x\r\n" % size
+    if size <= _MAX_CACHED_CHUNK:
+        _chunk_heads[size] = head
+    return head
+
+
 _EMPTY_BODY = bytearray()  # after the body was taken; never written to
 
 
@@ -215,7 +226,11 @@ class FastCycle(RequestResponseCycle):
     def write(self, chunk: bytes) -> bool:
         if self.flow.write_paused or self.disconnected or self._head is not None or not chunk:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        if self._is_chunked:
+            head = _chunk_heads.get(len(chunk)) or _cache_chunk_head(len(chunk))
+            self.transport.write(b"".join((head, chunk, b"\r\n")))
+        else:
+            self.transport.write(chunk)
         return True
 
     async def send(self, message: Any) -> None:

@@ -9,7 +9,7 @@ event `final`, which holds the same. All other APIs go through `api`, with reque
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -67,7 +67,8 @@ class _StreamEvent(msgspec.Struct):
 
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
-_event_decoder = msgspec.json.Decoder(_StreamEvent)
+_decode_stream_event = msgspec.json.Decoder(_StreamEvent).decode
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.json.Encoder()
 
 
@@ -121,7 +122,7 @@ def result_from_reply(reply: HTTPReply) -> Result:
     body = reply.body
     try:
         answer = _reply_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _DECODE_ERRORS:
         return Result(data=to_json_object(decode_json(body)))
     if answer.ok is False:
         raise error_from_report(answer.error)
@@ -134,7 +135,7 @@ def error_from_reply(reply: HTTPReply) -> FabricError:
     """The agent's own report, else the status; a refusal (4xx) with the words of the reply."""
     try:
         report = _reply_decoder.decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _DECODE_ERRORS:
         report = _Reply()
     if report.ok is False and report.error is not None:
         return error_from_report(report.error)
@@ -198,32 +199,17 @@ class _EventRelay:
         self._rest: Iterator[bytes] = iter(())  # of the latest chunk: events that wait for the one under way
         self._under_way: Awaitable[None] | None = None  # an event that the caller does not take at once
 
-    def take(self, chunk: bytes) -> bool:
-        """False if the next chunk has to wait: for `drain`, or because the stream is over."""
-        return self._emit_all(self._parser.feed(chunk))
+    def take(self, chunk: bytes | None) -> bool:
+        """False if the next chunk has to wait: for `drain`, or because the stream is over.
 
-    async def drain(self) -> None:
-        while self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            await under_way
-            self._emit_all(self._rest)
-
-    def close(self) -> None:
-        if isinstance(self._under_way, Coroutine):
-            self._under_way.close()  # the call was cancelled before it was awaited
-
-    def finish(self) -> Result:
-        """The stream is over, and its last event may lack the blank line."""
-        for data in self._parser.flush():
-            stream_event = _decode_event(data)
-            if stream_event.event == "final":
-                return _result_from_final(stream_event.data, self._text)
-        raise UpstreamInterrupted("The agent's stream ended before its final event")
-
-    def _emit_all(self, events: Iterable[bytes]) -> bool:
-        rest = iter(events)
+        None: go on with the latest chunk. One function for all of it, because each event comes here.
+        """
+        rest = self._rest if chunk is None else iter(self._parser.feed(chunk))
         for data in rest:
-            stream_event = _decode_event(data)
+            try:
+                stream_event = _decode_stream_event(data)
+            except _DECODE_ERRORS as exc:
+                raise _not_json(exc) from exc
             kind, event_data = stream_event.event, stream_event.data
             if kind == "final":
                 self.result = _result_from_final(event_data, self._text)
@@ -240,12 +226,30 @@ class _EventRelay:
                     return False
         return True
 
+    async def drain(self) -> None:
+        while self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            await under_way
+            self.take(None)
 
-def _decode_event(data: bytes) -> _StreamEvent:
-    try:
-        return _event_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300]) from exc
+    def close(self) -> None:
+        if isinstance(self._under_way, Coroutine):
+            self._under_way.close()  # the call was cancelled before it was awaited
+
+    def finish(self) -> Result:
+        """The stream is over, and its last event may lack the blank line."""
+        for data in self._parser.flush():
+            try:
+                stream_event = _decode_stream_event(data)
+            except _DECODE_ERRORS as exc:
+                raise _not_json(exc) from exc
+            if stream_event.event == "final":
+                return _result_from_final(stream_event.data, self._text)
+        raise UpstreamInterrupted("The agent's stream ended before its final event")
+
+
+def _not_json(exc: Exception) -> UpstreamInterrupted:
+    return UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300])
 
 
 def _result_from_final(data: dict[str, Any], stream_text: StreamText) -> Result:
