@@ -43,8 +43,7 @@ class SqliteCalls:
 
     async def append(self, calls: Sequence[StoredCall]) -> None:
         def work(tx: SqliteTransaction) -> None:
-            for call in calls:
-                insert_call(tx, call)
+            tx.executemany(_APPEND, map(to_call_values, calls))
 
         if calls:
             await self._writer.run(work)
