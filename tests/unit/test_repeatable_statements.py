@@ -12,6 +12,7 @@ import pytest
 from a2a_fabric.stores import sqlite
 from a2a_fabric.stores.migrate import load_migrations
 from a2a_fabric.stores.nats.batches import is_write
+from a2a_fabric.stores.sqlite.statements import RowStatement
 
 _VARYING = re.compile(r"\b(random|randomblob|current_timestamp|current_time|current_date|strftime|julianday|unixepoch|"
                       r"datetime|changes|last_insert_rowid)\b", re.I)  # fmt: skip
@@ -20,7 +21,8 @@ _VARYING = re.compile(r"\b(random|randomblob|current_timestamp|current_time|curr
 def statements() -> Iterator[tuple[str, str]]:
     for module in pkgutil.iter_modules(sqlite.__path__, f"{sqlite.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():
-            for text in value if isinstance(value, tuple) else (value,):
+            for each in value if isinstance(value, tuple) else (value,):
+                text = each.template if isinstance(each, RowStatement) else each
                 if isinstance(text, str) and re.match(r"\s*(INSERT|UPDATE|DELETE|REPLACE)\b", text):
                     yield f"{module.name}.{name}", text
     for migration in load_migrations("sqlite"):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from a2a_fabric.core.spans import CallFilter, StoredCall
 from a2a_fabric.stores.rows import CALL_COLUMNS, STORED_CALL_COLUMNS, call_from_row, to_call_values
 from a2a_fabric.stores.sqlite.database import SqliteReader, SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.statements import RowStatement
 
-_APPEND = f"INSERT OR IGNORE INTO calls ({CALL_COLUMNS}) VALUES ({', '.join('?' * 13)})"  # noqa: S608
+_APPEND = RowStatement(f"INSERT OR IGNORE INTO calls ({CALL_COLUMNS}) VALUES ({', '.join(['{}'] * 13)})")  # noqa: S608
 _CONDITIONS = {
     "owner": "owner = ?",
     "agent_id": "? IN (agent_id, used)",
@@ -80,4 +81,4 @@ class SqliteCalls:
 
 def insert_call(tx: SqliteTransaction, call: StoredCall) -> bool:
     """False if it is there already."""
-    return tx.execute(_APPEND, to_call_values(call)).rowcount > 0
+    return tx.execute(*_APPEND.bind(to_call_values(call))).rowcount > 0

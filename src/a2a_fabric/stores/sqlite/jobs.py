@@ -80,12 +80,14 @@ from a2a_fabric.stores.rows import (
     to_mutable_values,
 )
 from a2a_fabric.stores.sqlite.database import BatchedWork, Row, SqliteReader, SqliteTransaction, Writer
+from a2a_fabric.stores.sqlite.statements import RowStatement
 
 _INSERT_COLUMNS = ", ".join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))
-_INSERT_PARAMETERS = ", ".join("?" * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))
-_INSERT_JOB = f"INSERT INTO jobs ({_INSERT_COLUMNS}) VALUES ({_INSERT_PARAMETERS}) ON CONFLICT DO NOTHING"  # noqa: S608
-_INSERT_JOB_WITH_SEQ = f"INSERT INTO jobs (seq, {_INSERT_COLUMNS}) VALUES (?, {_INSERT_PARAMETERS})"  # noqa: S608
-_UPDATE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in MUTABLE_COLUMNS)} WHERE seq = ?"  # noqa: S608
+_INSERT_VALUES = ", ".join(["{}"] * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))
+_INSERT_JOB = RowStatement(f"INSERT INTO jobs ({_INSERT_COLUMNS}) VALUES ({_INSERT_VALUES}) ON CONFLICT DO NOTHING")  # noqa: S608
+_INSERT_JOB_WITH_SEQ = RowStatement(f"INSERT INTO jobs (seq, {_INSERT_COLUMNS}) VALUES ({{}}, {_INSERT_VALUES})")  # noqa: S608
+_UPDATE_COLUMNS = ", ".join(f"{name} = {{}}" for name in MUTABLE_COLUMNS)
+_UPDATE_JOB = RowStatement(f"UPDATE jobs SET {_UPDATE_COLUMNS} WHERE seq = {{}}")  # noqa: S608
 
 SELECT_JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608
 SELECT_FULL_JOBS = (
@@ -104,11 +106,11 @@ UPDATE jobs SET events = events + ?, size = size + ?, version = version + 1, upd
 WHERE job_id = ? AND fence = ? AND state = 'running'
 RETURNING seq, events
 """
-_END_JOB = """
-UPDATE jobs SET state = ?, worker = NULL, lease_until = NULL, updated_at = ?, ended_at = ?, events = ?, size = ?,
-    version = ?, error = ?, keep_until = ?
-WHERE seq = ? AND job_id = ? AND version = ? AND fence = ? AND state = 'running'
-"""
+_END_JOB = RowStatement("""
+UPDATE jobs SET state = {}, worker = NULL, lease_until = NULL, updated_at = {}, ended_at = {}, events = {}, size = {},
+    version = {}, error = {}, keep_until = {}
+WHERE seq = {} AND job_id = {} AND version = {} AND fence = {} AND state = 'running'
+""")
 _RENEW_LEASE = "UPDATE jobs SET lease_until = ? WHERE seq = ?"
 _PUT_QUESTION = """
 INSERT INTO job_bodies (job, question) VALUES (?, ?)
@@ -334,11 +336,11 @@ class AcceptJob(BatchedWork):
 
 def insert_job(tx: SqliteTransaction, job: JobSummary, encoded: EncodedJob) -> int | None:
     """The number of the new row, or None if there is a job with this id or key."""
-    cursor = tx.execute(_INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
+    cursor = tx.execute(*_INSERT_JOB.bind((*to_fixed_values(job), *to_mutable_values(job))))
     if cursor.rowcount == 0:
         return None
     seq = cursor.lastrowid or 0
-    tx.execute(_INSERT_CALL, (seq, encoded.call))
+    tx.execute(_INSERT_CALL, (seq, bytearray(encoded.call)))
     _write_events(tx, seq, 1, encoded.events)
     return seq
 
@@ -349,15 +351,12 @@ def insert_jobs(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tuple
     (last,) = tx.execute(_LAST_SEQ).fetchone()
     for seq, each in enumerate(batch, last + 1):
         each.seq = seq
-    tx.executemany(
-        _INSERT_JOB_WITH_SEQ,
-        [(seq, *to_fixed_values(job), *to_mutable_values(job)) for seq, (_, job) in enumerate(jobs, last + 1)],
-    )
-    tx.executemany(_INSERT_CALL, [(seq, each.encoded.call) for seq, each in enumerate(batch, last + 1)])
+    rows = ((seq, *to_fixed_values(job), *to_mutable_values(job)) for seq, (_, job) in enumerate(jobs, last + 1))
+    for sql, parameters in _INSERT_JOB_WITH_SEQ.bind_all(rows).items():
+        tx.executemany(sql, parameters)
+    tx.executemany(_INSERT_CALL, [(seq, bytearray(each.encoded.call)) for seq, each in enumerate(batch, last + 1)])
     event_rows = [
-        (seq, number, tx.now, kind, data)
-        for seq, each in enumerate(batch, last + 1)
-        for number, (kind, data) in enumerate(each.encoded.events, 1)
+        row for seq, each in enumerate(batch, last + 1) for row in _build_event_rows(tx, seq, 1, each.encoded.events)
     ]
     tx.executemany(_INSERT_EVENT, event_rows)
     if not all(each.is_announced or job.state != "queued" for each, job in jobs):
@@ -383,7 +382,7 @@ class ReleaseJob(BatchedWork):
 
     @staticmethod
     def run_batch(tx: SqliteTransaction, batch: Sequence[ReleaseJob]) -> Sequence[JobSummary | FabricError]:
-        results: list[tuple[int, bytes | None]] = []
+        results: list[tuple[int, bytearray | None]] = []
         event_rows: list[tuple[Any, ...]] = []
         released = [each._end(tx, results, event_rows) for each in batch]
         tx.executemany(_PUT_RESULT, results)
@@ -391,7 +390,7 @@ class ReleaseJob(BatchedWork):
         return [each._run_alone(tx) if job is None else job for each, job in zip(batch, released, strict=True)]
 
     def _end(
-        self, tx: SqliteTransaction, results: list[tuple[int, bytes | None]], event_rows: list[tuple[Any, ...]]
+        self, tx: SqliteTransaction, results: list[tuple[int, bytearray | None]], event_rows: list[tuple[Any, ...]]
     ) -> JobSummary | None:
         """The job with its end, if the row is as it is remembered. Adds the rows that belong to it."""
         encoded = self.leave.encoded
@@ -403,9 +402,9 @@ class ReleaseJob(BatchedWork):
         job = release_job(known, self.token, encoded.outcome, encoded.size, tx.now)
         values = (job.state, tx.now, tx.now, job.events, job.size, job.version, encode_optional(job.error),
                   compute_retention_end(job), seq, job.job_id, known.version, known.fence)  # fmt: skip
-        if not tx.execute(_END_JOB, values).rowcount:
+        if not tx.execute(*_END_JOB.bind(values)).rowcount:
             return None
-        results.append((seq, encoded.result))
+        results.append((seq, None if encoded.result is None else bytearray(encoded.result)))
         event_rows += _build_event_rows(tx, seq, known.events + 1, encoded.events)
         tx.topics.add(job_topic(job.job_id))
         return job
@@ -490,7 +489,7 @@ def read_job(tx: SqliteTransaction, job_id: str) -> tuple[int, JobSummary]:
 
 def write_job(tx: SqliteTransaction, seq: int, job: S, encoded_events: EncodedEvents = ()) -> S:
     """Write the job's new state, and the events that led to it."""
-    tx.execute(_UPDATE_JOB, (*to_mutable_values(job), seq))
+    tx.execute(*_UPDATE_JOB.bind((*to_mutable_values(job), seq)))
     _write_events(tx, seq, job.events - len(encoded_events) + 1, encoded_events)
     tx.topics.add(job_topic(job.job_id))
     if job.state == "queued":
@@ -505,8 +504,8 @@ def _write_events(tx: SqliteTransaction, seq: int, first: int, encoded_events: E
 
 def _build_event_rows(
     tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents
-) -> list[tuple[int, int, float, str, bytes]]:
-    return [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(encoded_events, first)]
+) -> list[tuple[int, int, float, str, bytearray]]:
+    return [(seq, number, tx.now, kind, bytearray(data)) for number, (kind, data) in enumerate(encoded_events, first)]
 
 
 _WINDOW = 128
