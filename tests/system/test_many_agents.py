@@ -317,6 +317,45 @@ async def list_rest(node: Node) -> None:
     assert len(reply["agents"]) == 100
 
 
+async def show_one(node: Node) -> None:
+    """One agent at each door that shows one, and one that does not exist, to an old caller and to a new one."""
+    for path in ("/v1/agents/", "/a2a/agents/", "/mcp/agent/"):
+        assert (await node.send("GET", f"{path}agent-04711")).status == 200
+        assert (await node.send("GET", f"{path}agent-x4711")).status == 404
+    assert (await node.send("GET", "/agents/agent-04711/.well-known/agent-card.json")).json["name"] == "agent-04711"
+    assert (await node.send("GET", "/v1/agents/agent-00x", token=new_key(0))).status == 404
+
+
+async def search_with_mcp(node: Node) -> None:
+    """With the tools by which a model finds what its list does not show."""
+    for name, arguments in (
+        ("fabric_agent_search", {"query": "echo number 4711"}),
+        ("fabric_tool_list", {"query": "echo"}),
+        ("fabric.route.preview", {"agent_id": "agent-04711", "capability": "echo"}),
+    ):
+        called = await ask_mcp(node, "tools/call", params={"name": name, "arguments": arguments})
+        assert not called.get("isError"), called
+
+
+async def administer(node: Node) -> None:
+    """What the console asks for: its lists, one agent, and one that does not exist."""
+    for name, arguments in (
+        ("overview", {}), ("agents.live", {"agent_ids": [f"agent-{number:05}" for number in range(200)]}),
+        ("agent", {"agent_id": "agent-04711"}), ("jobs", {}), ("keys", {}), ("views", {}), ("messages", {}),
+        ("settings", {}), ("tools.changed", {}), ("tools.changed", {"agent_id": "agent-04711"}),
+    ):  # fmt: skip
+        reply = await node.operation(f"fabric.admin.{name}", arguments)
+        assert reply["ok"], reply
+    listed = (await node.operation("fabric.admin.agents"))["result"]
+    names = [row["agent_id"] for row in listed["agents"]]
+    assert names == sorted(set(names))
+    assert len(names) == listed["count"] == NUMBER
+    assert "unchanged" in (await node.operation("fabric.admin.agents", {"known": listed["stamp"]}))["result"]
+    for name in ("agent", "agent.probe", "tools.changed"):
+        unknown = await node.operation(f"fabric.admin.{name}", {"agent_id": "agent-x4711"})
+        assert unknown["error_code"] == "AGENT_NOT_FOUND"
+
+
 async def register(node: Node) -> None:
     endpoint = {"agent_id": "newcomer", "endpoint": "http://127.0.0.1:9/", "capabilities": ["echo"]}
     assert (await node.operation("fabric.agent.register", endpoint))["ok"]
@@ -330,7 +369,8 @@ async def register(node: Node) -> None:
     [
         scrape, list_all, list_narrow, look_for_words, list_tools, show_health, show_cards, discover, list_rest,
         list_pages, read_catalog, register, list_mcp_tools, list_all_mcp_tools, list_mcp_tools_of_newcomers,
-        list_mcp_tools_by_the_sdk, search, preview_routes, route_words, look_for_resources,
+        list_mcp_tools_by_the_sdk, search, search_with_mcp, preview_routes, route_words, look_for_resources, show_one,
+        administer,
     ],
     ids=lambda work: work.__name__,
 )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from a2a_fabric.admin.processes import WORKERS_CHECK, Processes
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.disclosure import acts_as_operator, redact_health_reason
+from a2a_fabric.core.disclosure import OPERATOR_PRINCIPAL, acts_as_operator, redact_health_reason
 from a2a_fabric.core.errors import AgentNotFound, ConfigError, Conflict, Forbidden, StoreError
 from a2a_fabric.core.job import Job, JobFilter, JobState, JobSummary, is_final_state
 from a2a_fabric.core.keys import KeyStore
@@ -158,14 +159,18 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         stamp = f"{process}{registry.changes.revision}-{registry.statuses.stamp}-{len(registry.switched_off)}"
         if known == stamp:
             return {"stamp": stamp, "unchanged": True}
-        rows: list[dict[str, Any]] = []
-        async for manifests in iterate_in_slices(registry.catalog.agents):
-            rows += [self._render_row(manifest, reader) for manifest in manifests]
-        for manifest in registry.switched_off.values():
-            if registry.catalog.get(manifest.agent_id) is None:
-                rows.append({**_render_facts(manifest, manifest.runtime), "status": "off"})
-        rows.sort(key=lambda row: row["agent_id"])
-        return {"stamp": stamp, "agents": rows, "count": len(rows)}
+        catalog = registry.catalog
+        rows: list[tuple[str, msgspec.Raw]] = []  # encoded here, in slices, so that the reply is only put together
+        async for manifests in iterate_in_slices(catalog.agents):
+            rows += [_encode_row(self._render_row(manifest, reader)) for manifest in manifests]
+        async for manifests in iterate_in_slices(tuple(registry.switched_off.values())):
+            rows += [
+                _encode_row({**_render_facts(manifest, manifest.runtime), "status": "off"})
+                for manifest in manifests
+                if catalog.get(manifest.agent_id) is None
+            ]
+        rows.sort(key=itemgetter(0))
+        return {"stamp": stamp, "agents": list(map(itemgetter(1), rows)), "count": len(rows)}
 
     async def show_live(self, reader: Principal, agent_ids: Sequence[str]) -> dict[str, Any]:
         """What changes from moment to moment, of the agents that are on the screen."""
@@ -183,7 +188,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         if manifest is None and agent_id in registry.switched_off:
             return {"agent": self._render_switched_off(agent_id), "editable": entry is not None}
         if manifest is None or manifest.is_tool:
-            raise AgentNotFound(agent_id, [each.agent_id for each in registry.catalog.agents])
+            raise AgentNotFound(agent_id, self._list_hints(agent_id))
         await registry.statuses.refresh()
         details = render_agent(manifest, registry.statuses.get(agent_id), reader, registry.find_runtime_kind(manifest))
         report = registry.describe_tools(agent_id)
@@ -225,9 +230,11 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
 
     def _check_exists(self, agent_id: str) -> None:
         """Raises AgentNotFound."""
-        catalog = self.gateway.registry.catalog
-        if catalog.get(agent_id) is None:
-            raise AgentNotFound(agent_id, [each.agent_id for each in catalog.agents])
+        if self.gateway.registry.catalog.get(agent_id) is None:
+            raise AgentNotFound(agent_id, self._list_hints(agent_id))
+
+    def _list_hints(self, agent_id: str) -> Iterator[str]:
+        return self.gateway.registry.list_hints(OPERATOR_PRINCIPAL, agent_id)
 
     async def probe(self, agent_id: str) -> dict[str, Any]:
         self._check_exists(agent_id)
@@ -500,6 +507,10 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     def _render_switched_off(self, agent_id: str) -> dict[str, Any]:
         manifest = self.gateway.registry.switched_off[agent_id]
         return {**_render_facts(manifest, manifest.runtime), "status": "off", "capabilities": []}
+
+
+def _encode_row(row: dict[str, Any]) -> tuple[str, msgspec.Raw]:
+    return row["agent_id"], msgspec.Raw(msgspec.json.encode(row))
 
 
 def _render_process(name: str, figures: ProcessFigures) -> dict[str, Any]:
