@@ -5,7 +5,8 @@ The server runs under valgrind, and is warm before its counters are set to zero.
 streams are paced, so there are four of them at a time, which leaves less to what the node does beside. Their pace is
 slow enough for a busy machine: events that arrive together are cheaper than one at a time.
 Only the thread of the event loop counts: what others write to disk is the same whether a second has a hundred calls, as
-under valgrind, or ten thousand.
+under valgrind, or ten thousand. Rows with many callers at a time count all threads: work of several callers is written
+together there, as it is without valgrind.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import calls, job_agent, load, mcp_rows, mesh, processes, rest_rows, rig
+from bench import calls, job_agent, job_rates, job_stores, load, mcp_rows, mesh, processes, rest_rows, rig
 from bench.agent import EVENTS
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, ServerProcess
@@ -29,6 +30,7 @@ _ROUNDS = 5
 _WARM_UP = 300
 _STREAMS = (8, EVENTS, 4)  # requests, units and connections
 _PAUSE_MS = 20  # between the events of a stream
+_CROWD = (640, 1, 64, "*")  # requests, units, connections and threads
 _CONTROL_TIMEOUT = 60.0  # seconds
 _READY_TIMEOUT = 120.0
 
@@ -36,7 +38,8 @@ StartServer = Callable[[Sequence[str]], AbstractContextManager[ServerProcess]]
 
 
 class CountedRow(NamedTuple):
-    """`units` are what one request counts as: itself, or the events of its stream."""
+    """`units` are what one request counts as: itself, or the events of its stream. `threads`: "01" is the event loop's,
+    "*" all of them."""
 
     name: str
     start: StartServer
@@ -44,6 +47,7 @@ class CountedRow(NamedTuple):
     requests: int = CALLS
     units: int = 1
     connections: int = 1
+    threads: str = "01"
 
 
 def run(runner: asyncio.Runner, only: Sequence[str] | None = None) -> None:
@@ -79,6 +83,7 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
     without_spans = start_node(calls.manifests(agent_port), spans_off, "{level: error}")
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
+    ender = start_node(job_agent.MANIFEST, job_stores.node_settings(concurrent=64))
 
     def target(port: int, token: str = "", agent_id: str = "echo") -> calls.CallTarget:
         return calls.CallTarget("", port, 0, "/mcp/call" if token else "/", token, (agent_id,))
@@ -110,6 +115,11 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         CountedRow("fabric.call as a job, accepted", acceptor, rest_plan(0)),
         CountedRow("POST /v1/tasks, accepted", acceptor, rest_plan(1)),
         CountedRow("POST /v1/messages, accepted", acceptor, rest_plan(2)),
+        CountedRow("fabric.call as a job, accepted, 64 callers", acceptor, rest_plan(0), *_CROWD),
+        CountedRow("POST /v1/messages, accepted, 64 callers", acceptor, rest_plan(2), *_CROWD),
+        CountedRow(
+            "a job to its end, 64 callers", ender, lambda port: job_rates.plan_jobs(port, is_whole=True), *_CROWD
+        ),
     ]
 
 
@@ -135,7 +145,7 @@ def _count(runner: asyncio.Runner, row: CountedRow) -> float:
                 _control(pid, "--zero")
                 _send(runner, row, port, plan, row.requests)
                 _control(pid, "--dump")
-                counts.append(_read_total(out))
+                counts.append(_read_total(out, row.threads))
             return min(counts) / row.requests / row.units  # what the node does beside calls comes now and then
 
 
@@ -162,8 +172,13 @@ def _control(pid: int, command: str) -> None:
     subprocess.run(["callgrind_control", command, str(pid)], check=True, capture_output=True, timeout=_CONTROL_TIMEOUT)
 
 
-def _read_total(out: Path) -> int:
-    """Of the event loop's thread, from the last dump: its counters since they were set to zero."""
-    newest = max(out.parent.glob(f"{out.name}.*-01"), key=lambda path: int(path.suffix[1:].partition("-")[0]))
-    lines = newest.read_text(errors="replace").splitlines()
+def _read_total(out: Path, threads: str) -> int:
+    """From the last dump: the counters of these threads since they were set to zero."""
+    dumps = [(int(path.suffix[1:].partition("-")[0]), path) for path in out.parent.glob(f"{out.name}.*-{threads}")]
+    newest = max(number for number, _ in dumps)
+    return sum(_read_thread_total(path) for number, path in dumps if number == newest)
+
+
+def _read_thread_total(dump: Path) -> int:
+    lines = dump.read_text(errors="replace").splitlines()
     return int(next(line.split()[1] for line in reversed(lines) if line.startswith(("totals:", "summary:"))))

@@ -55,8 +55,12 @@ def open_stores() -> Iterator[BenchStores]:
 
 
 @contextmanager
-def run_node(store: str, cores: Cores, *, concurrent: int = 64) -> Iterator[ServerProcess]:
+def run_node(store: str, cores: Cores, *, concurrent: int = 64, settings: str = "") -> Iterator[ServerProcess]:
     """A node with the agent in its own process. With `concurrent` 0 it only accepts jobs."""
-    settings = f"store: '{store}'\njobs: {{concurrent: {concurrent}, waiting_per_principal: 100000000}}\n"
+    settings += f"store: '{store}'\n{node_settings(concurrent=concurrent)}"
     with processes.node(MANIFEST, cores.gateway, settings=settings) as served:
         yield served
+
+
+def node_settings(*, concurrent: int) -> str:
+    return f"jobs: {{concurrent: {concurrent}, waiting_per_principal: 100000000}}\n"

@@ -48,6 +48,12 @@ def handshake(port: int, path: str, tool: str, token: str = "") -> RequestPlan:
     )
 
 
+def listen(port: int, path: str, token: str) -> bytes:
+    """The request for the stream on which a session waits for notifications."""
+    headers = {"MCP-Protocol-Version": HANDSHAKE, "Mcp-Session-Id": SESSION}
+    return load.request(port, path, b"", token=token, accept="text/event-stream", headers=headers, method="GET")
+
+
 def _message(method: str, params: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 

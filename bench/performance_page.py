@@ -141,13 +141,14 @@ def _memory(results: Results) -> str:
         return ""
     first, *_ = results.groups["memory"].blocks
     rows = getattr(first, "rows", [])
-    each = results.find("memory", "1,000", "memory KB each")
     if len(rows) < 3:
         return ""
-    return (
-        f"{rows[1][1]} MB after {rows[1][0]} calls, {rows[-1][1]} MB after {rows[-1][0]}; "
-        f"{each:.0f} KB for each idle MCP session"
-    )
+    parts = [f"{rows[1][1]} MB after {rows[1][0]} calls, {rows[-1][1]} MB after {rows[-1][0]}"]
+    for name, what in (("/mcp", "each idle MCP session"), ("/mcp, with a stream", "one with an open stream")):
+        each = results.find("memory", name, "memory KB each")
+        if each is not None:
+            parts.append(f"{each:.0f} KB for {what}")
+    return "; ".join(parts)
 
 
 def _shares(results: Results, group: str, name: str) -> str:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from bench import load_native
 
 TOKEN = "bench-key-bench-key"
+_START = 300.0  # seconds until a node answers, beside other work, too
+_SLOW_START = 600.0  # under valgrind, beside other work
 _PROCESS_CPU_CLOCK = 2  # Linux: the clock of a process is its inverted pid and this kind of clock
 
 
@@ -157,11 +159,11 @@ def node(
         env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
         with process(*argv, core=core, env=env) as pid:
             if wait:
-                wait_for(port)
+                wait_for(port, within=_SLOW_START if prefix else _START)
             yield ServerProcess(port, pid)
 
 
-def wait_for(port: int, path: str = "/health", within: float = 60) -> None:
+def wait_for(port: int, path: str = "/health", within: float = _START) -> None:
     ends_at = time.monotonic() + within
     while True:
         try:
