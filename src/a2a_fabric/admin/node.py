@@ -48,6 +48,7 @@ _STORE_TIMEOUT = 3.0
 _MAX_PROBLEMS = 50
 _MAX_CHECKS = 2000
 _RECENT_JOBS, _MAX_CONVERSATIONS = 200, 50
+_LIVE_AT_ONCE = 8  # agents whose figures are computed between two turns of the event loop: many minutes of each
 
 
 class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +126,8 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         health, answers = await asyncio.gather(render_health(self.gateway, reader), self.processes.ask(_FIGURES))
         figures = {name: msgspec.convert(answer, ProcessFigures) for name, answer in answers.by_name.items()}
         off = registry.switched_off
+        # In a thread: what the views name is compared with all agents and tools.
+        warnings = await asyncio.to_thread(self.list_warnings) if acts_as_operator(reader) else []
         return {
             "node_id": self.gateway.node_id,
             "version": __version__,
@@ -142,7 +145,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             "processes": [_render_process(name, each) for name, each in sorted(figures.items())],
             "missing_processes": answers.missing,
             "activity": render_activity([each.activity for each in figures.values()]),
-            "problems": self._list_problems(reader, health, figures, answers.missing),
+            "problems": self._list_problems(reader, health, figures, answers.missing, warnings),
             "failing": health["agents"]["errors"],
             "doors": [str(table.get("kind")) for table in self.config.doors],
             "issuers": [issuer.id for issuer in self.config.auth.issuers],
@@ -176,7 +179,10 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         """What changes from moment to moment, of the agents that are on the screen."""
         await self.gateway.registry.statuses.refresh()
         reports = await self._ask_agents(agent_ids)
-        return {"agents": {name: self._render_live(name, reader, reports[name]) for name in agent_ids}}
+        rows: dict[str, dict[str, Any]] = {}
+        async for names in iterate_in_slices(agent_ids, _LIVE_AT_ONCE):
+            rows |= {name: self._render_live(name, reader, reports[name]) for name in names}
+        return {"agents": rows}
 
     async def show_agent(self, reader: Principal, agent_id: str, hours: float) -> dict[str, Any]:
         registry = self.gateway.registry
@@ -402,7 +408,14 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         return dict(msgspec.to_builtins(figures))
 
     async def _answer_agents(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {name: msgspec.to_builtins(self._report_agent(name)) for name in arguments["agent_ids"]}
+        reports = await self._report_agents(arguments["agent_ids"])
+        return {name: msgspec.to_builtins(report) for name, report in reports.items()}
+
+    async def _report_agents(self, agent_ids: Sequence[str]) -> dict[str, AgentReport]:
+        reports: dict[str, AgentReport] = {}
+        async for names in iterate_in_slices(agent_ids, _LIVE_AT_ONCE):
+            reports |= {name: self._report_agent(name) for name in names}
+        return reports
 
     async def _answer_statuses(self, arguments: dict[str, Any]) -> dict[str, Any]:
         return dict(msgspec.to_builtins(self.gateway.registry.statuses.answer(arguments)))
@@ -445,7 +458,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
     async def _ask_agents(self, agent_ids: Sequence[str]) -> dict[str, list[AgentReport]]:
         """What each process knows of some agents."""
         if self.processes.is_single:
-            return {name: [self._report_agent(name)] for name in agent_ids}
+            return {name: [report] for name, report in (await self._report_agents(agent_ids)).items()}
         answers = (await self.processes.ask(_AGENTS, {"agent_ids": list(agent_ids)})).by_name.values()
         return {name: [msgspec.convert(answer[name], AgentReport) for answer in answers] for name in agent_ids}
 
@@ -455,6 +468,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
         health: Mapping[str, Any],
         figures: Mapping[str, ProcessFigures],
         missing: Sequence[str],
+        warnings: Sequence[str],
     ) -> list[dict[str, str]]:
         """What is hidden or misconfigured, one sentence each."""
         problems = [{"kind": "source", "where": where, "text": text} for where, text in health["problems"].items()]
@@ -472,7 +486,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             for name in missing
         ]
         if acts_as_operator(reader):
-            problems += [{"kind": "setting", "where": "fabric.yaml", "text": text} for text in self.list_warnings()]
+            problems += [{"kind": "setting", "where": "fabric.yaml", "text": text} for text in warnings]
             notices = self.gateway.list_notices(reader)
             problems += [{"kind": "notice", "where": "tools", "text": text} for text in notices]
         return problems[:_MAX_PROBLEMS]
