@@ -145,6 +145,8 @@ async def node(folder: Path) -> AsyncIterator[Node]:
             return bool(health["runtimes"]["online"] == NUMBER)
 
         await eventually(all_are_online)
+        for name in ("overview", "settings"):  # what is loaded when an operator first looks is the same for all fleets
+            assert (await started.operation(f"fabric.admin.{name}"))["ok"]
         for operation in started.fabric.operations:
             assert operation.input_schema  # made when it is first needed, and the same for all fleets
         yield started

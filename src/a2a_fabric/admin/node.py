@@ -335,7 +335,9 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             return {"inboxes": [msgspec.to_builtins(each) for each in statuses]}
         topics = await call_store(messages.list_topics, limit=200)
         ids = [each.agent_id for each in self.gateway.registry.catalog.agents[:200]]
-        statuses = [await call_store(messages.status, inbox_name(agent_id)) for agent_id in ids]
+        statuses = []
+        async for agent_ids in iterate_in_slices(ids):
+            statuses += [await call_store(messages.status, inbox_name(agent_id)) for agent_id in agent_ids]
         busy = [msgspec.to_builtins(each) for each in statuses if each.waiting or each.held]
         return {
             "topics": [{"topic": name, "subscribers": count} for name, count in topics],
