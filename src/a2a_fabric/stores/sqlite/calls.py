@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from a2a_fabric.core.spans import CallFilter, StoredCall
 from a2a_fabric.stores.rows import CALL_COLUMNS, STORED_CALL_COLUMNS, call_from_row, to_call_values
@@ -44,7 +46,9 @@ class SqliteCalls:
 
     async def append(self, calls: Sequence[StoredCall]) -> None:
         def work(tx: SqliteTransaction) -> None:
-            tx.executemany(_APPEND, map(to_call_values, calls))
+            bound = map(_APPEND.bind, map(to_call_values, calls))
+            for sql, group in groupby(bound, key=itemgetter(0)):  # in their order: `seq` counts them
+                tx.executemany(sql, map(itemgetter(1), group))
 
         if calls:
             await self._writer.run(work)
