@@ -209,6 +209,27 @@ async def test_programs_cannot_be_added_where_other_machines_reach_the_node(node
     assert (await administer(node, "agent.add", {"entries": [entry]})).status == 403
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"endpoint": {"uri": "python:subprocess:getoutput"}},  # the runtime is implied
+        {"runtime": "python", "endpoint": {"uri": "python:subprocess:getoutput"}},
+        {"runtime": "claude-subprocess", "endpoint": {}},  # another name of `claude`
+        {"runtime": "local", "endpoint": {}},
+        {"runtime": "agent-client", "endpoint": {}},
+        {"runtime": "git", "endpoint": {"uri": "https://git.example/agent.git", "link": "x"}},
+        {"runtime": "tool", "endpoint": {}},
+        {"runtime": "of-a-plug-in", "endpoint": {"uri": "https://agent.example"}},
+        {"endpoint": {"uri": "https://agent.example"}, "origin": {"location": "local", "registry": "r", "folder": "/"}},
+    ],
+)
+async def test_nothing_that_runs_on_the_machine_of_such_a_node_is_added(node: Node, entry: dict[str, Any]) -> None:
+    """The test's node has a public address."""
+    for action in ("agent.plan", "agent.add"):
+        reply = await administer(node, action, {"entries": [{"agent_id": "p", **entry}]})
+        assert (reply.status, reply.json["error_code"]) == (403, "AUTH_DENIED"), (action, reply.json)
+
+
 @requirement("001-48")
 async def test_the_overview_counts_calls_and_failures_without_touching_the_call_itself(node: Node) -> None:
     await node.ask("louder", "shout", context={"text": "a"})

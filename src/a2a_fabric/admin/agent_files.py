@@ -27,12 +27,14 @@ from a2a_fabric.importing import jsonc
 from a2a_fabric.importing.agents_yaml import add_entries, set_enabled, set_excluded_tools, unified_diff
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import build_entries, keep_new_entries, parse_servers
+from a2a_fabric.plugins import canonical_kind
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.registry.tool_choice import is_listed, matches_any
 
 _LOCK_SECONDS, _LOCK_PAUSE = 10.0, 0.02
 _MAX_TEXT = 1024 * 1024
-_PROGRAM_RUNTIMES = ("process", "claude", "python")
+# Those that only talk to an address. All others, also of plug-ins, may run programs or code on this machine.
+_REMOTE_RUNTIMES = frozenset({"a2a", "acp", "agentzero", "fabric", "grpc", "http", "mcp", "rest", "rpc"})
 _SOURCE = "the given text"
 
 
@@ -220,7 +222,7 @@ class AgentFiles:
     def _check_entries(self, entries: Sequence[dict[str, Any]]) -> None:
         """Raises BadInput for one that is no agent, Forbidden for a program that may not be added."""
         manifests = [_to_manifest(entry) for entry in entries]
-        if any("command" in each.endpoint or each.runtime in _PROGRAM_RUNTIMES for each in manifests):
+        if any(map(_may_run_here, manifests)):
             self._check_programs()
 
     def _check_programs(self) -> None:
@@ -301,6 +303,13 @@ def _split(source: str) -> tuple[str, ...]:
     if not argv:
         raise BadInput("Name an address or a command, or paste an mcp.json", field="source")
     return tuple(argv)
+
+
+def _may_run_here(manifest: Manifest) -> bool:
+    """Whether the agent may run something on this machine, or names a folder of it."""
+    kind = manifest.runtime or manifest.implied_runtime
+    is_remote = kind is None or canonical_kind(kind) in _REMOTE_RUNTIMES
+    return not is_remote or "command" in manifest.endpoint or manifest.origin is not None
 
 
 def _to_manifest(entry: dict[str, Any]) -> Manifest:
