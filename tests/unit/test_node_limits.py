@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from a2a_fabric.steps.entry import CallRateLimit
 from a2a_fabric.telemetry.exposition import merge_expositions
 from a2a_fabric.telemetry.node_metrics import UsageGauges
 from a2a_fabric.testing import FakeClock
+from a2a_fabric.web.supervisor import create_counts, open_counts
 
 
 def share_memory(processes: int) -> list[SharedCounts]:
@@ -115,6 +119,61 @@ def test_most_calls_touch_nothing_that_is_shared() -> None:
     before = second.count_held_by("alice")
     first.acquire("alice")
     assert second.count_held_by("alice") == before == 1
+
+
+def find_neighbours(counts: SharedCounts, resource_name: str, number: int, sets: int = 2048) -> list[str]:
+    """Callers whose keys have their place in the set in which that of all callers together has its own."""
+    wanted = counts.make_key(resource_name, "") % sets
+    names = (f"caller {each}" for each in range(10**9))
+    return list(islice((name for name in names if counts.make_key(resource_name, name) % sets == wanted), number))
+
+
+def test_callers_that_fill_a_set_of_the_table_take_the_place_of_the_whole_process_only_for_as_long() -> None:
+    counts = share_memory(2)
+    calls, first, second = (NodeLimit(counts[0], "calls", 99, 1.0), *(NodeLimit(each, "b", 99, 1.0) for each in counts))
+    neighbours = find_neighbours(counts[0], "b", 8)
+    squatters = [NodeLimit(counts[0], "b", 99, 1.0) for _ in neighbours]
+    for limit, name in zip(squatters, neighbours, strict=True):
+        limit._usage.publish(name, 1, 0)
+    first.acquire("alice")
+    assert second._count_free() == 99  # it is counted by its own process only
+    for limit, name in zip(squatters, neighbours, strict=True):
+        limit._usage.publish(name, 0, 0)
+    first.acquire("alice")
+    assert second._count_free() == 97
+    assert calls.can_acquire("alice")
+
+
+def test_a_caller_cannot_tell_which_names_collide_with_others() -> None:
+    """Names of agents and callers may be chosen; eight in one set would leave others uncounted."""
+    node, guess = open_counts(descriptor := create_counts(1), 1, 0), share_memory(1)[0]
+    os.close(descriptor)
+    found = find_neighbours(guess, "calls", 8)
+    assert len({node.make_key("calls", name) % 2048 for name in found}) > 1
+
+
+def test_a_key_that_a_killed_process_wrote_last_is_found_by_the_others() -> None:
+    """It was killed after it had written the key, and before it had counted it."""
+    memory = bytearray(SharedCounts.measure(2))
+    counts = [SharedCounts(memoryview(memory), 2, number) for number in range(2)]
+    first, second = (NodeLimit(each, "calls", 8, 1.0) for each in counts)
+    assert second.count_held_by("alice") == second._usage.count_others() == 0
+    first.acquire("alice")
+    counts[0].words[0] = 0
+    counts[1].clear(0)
+    NodeLimit(SharedCounts(memoryview(memory), 2, 0), "calls", 8, 1.0).acquire("alice")
+    assert (second.count_held_by("alice"), second._count_free()) == (1, 7)
+
+
+def test_callers_without_a_place_are_not_remembered_and_none_is_asked_what_it_holds() -> None:
+    (limit,) = build(100_000, 1, 1.0)
+    for number in range(30_000):
+        limit.acquire(f"caller {number}")
+    began_at = time.process_time()
+    for number in range(30_000):
+        limit.can_acquire(f"guest {number}")
+    assert time.process_time() - began_at < 30  # minutes, if each of them looked at all the others
+    assert len(limit._usage._slots) <= 2048 * 8
 
 
 def test_more_callers_than_have_a_place_are_still_counted_by_their_own_process() -> None:

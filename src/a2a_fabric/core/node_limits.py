@@ -100,7 +100,11 @@ class NodeLimit(FairLimit):
         return self.capacity - self._reserved - self._usage.count_others()
 
     def _give_back_spare(self, reserving: str = "") -> None:
-        """What callers do not hold any more, except for the one that is about to."""
+        """What callers do not hold any more, except for the one that is about to. Most often there is nothing, and then
+        no caller is looked at: there may be thousands.
+        """
+        if self._reserved - self.in_use <= bool(reserving):
+            return
         for caller, number in tuple(self._reserved_by_caller.items()):
             held = self._held_by_caller.get(caller, 0)
             if number > held and caller != reserving:

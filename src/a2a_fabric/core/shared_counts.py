@@ -8,6 +8,7 @@ killed at any point leaves nothing behind that another one waits for. What holds
 - The region of a process that has ended is cleared by the process that started it, except for what it has taken of
   rates: that stays taken.
 - A key for which its set has no place is counted by its own process only. This needs thousands of callers at a time.
+  Nobody can aim at a set by choosing names: keys are made with a secret that is random in each start of the node.
 
 A rate is a bucket for each caller that refills evenly. In terms of the moment at which the bucket is full again: a call
 adds the time in which one token refills, and that moment is never in the past. So it is the number of all tokens ever
@@ -25,6 +26,7 @@ _COLUMN = 1 + _SETS * _WAYS  # words
 _WORD = 8  # bytes
 _WINDOW = 60.0  # seconds in which an empty bucket refills
 _TOLERANCE = 1e-6  # seconds, for sums of floats
+SECRET_BYTES = 16  # at the end of the memory, written by whoever makes it
 _ORIGIN = 2 * _WINDOW  # added to moments, so that those just after the system has started are positive, too
 
 
@@ -64,7 +66,9 @@ class _Table:
         self._owners: dict[int, tuple[Slots, str]] = {}  # of the slots that this process has taken
 
     def claim(self, slots: Slots, caller: str, key: int) -> Slot:
-        """The slot of a key, remembered in `slots` for as long as it is there."""
+        """The slot of a key, remembered in `slots` for as long as it is there. One without a place is not: the next
+        time there may be room.
+        """
         position = self._find(self._own, key)
         if position < 0:
             position = self._take_in(key)
@@ -73,7 +77,7 @@ class _Table:
             if position in self._owners:
                 _forget(*self._owners[position])
             self._owners[position] = (slots, caller)
-        slots[caller] = slot
+            slots[caller] = slot
         return slot
 
     def find_others(self, slot: Slot) -> Iterator[int]:
@@ -125,11 +129,14 @@ _REGION_WORDS = _COUNT_WORDS + _RATE_WORDS
 
 
 class SharedCounts:
-    """`memory` has `measure(processes)` bytes, which were zero; this process is the one with `number`."""
+    """`memory` has `measure(processes)` bytes, which were zero except for a secret at the end; this process is the one
+    with `number`.
+    """
 
     def __init__(self, memory: memoryview, processes: int, number: int) -> None:
         self.processes = processes
         words = memory.cast("B")
+        self._secret = bytes(words[-SECRET_BYTES:])
         self.words: memoryview[int] = words.cast("q")
         self.floats: memoryview[float] = words.cast("d")
         bases = [process * _REGION_WORDS for process in range(processes)]
@@ -140,12 +147,20 @@ class SharedCounts:
     @staticmethod
     def measure(processes: int) -> int:
         """The bytes that so many processes need; most of them are never touched."""
-        return processes * _REGION_WORDS * _WORD
+        return processes * _REGION_WORDS * _WORD + SECRET_BYTES
 
     def clear(self, number: int) -> None:
-        """Give back what a process held that has ended."""
+        """Give back what a process held that has ended. It may have ended after it had written a key, and before it had
+        counted it, so that the others would not look for it.
+        """
         start = number * _REGION_WORDS
         self.words[start + 1 + _COLUMN : start + _COUNT_WORDS] = memoryview(bytes(_COLUMN * _WORD)).cast("q")
+        for taken_in in (start, start + _COUNT_WORDS):
+            self.words[taken_in] += 1
+
+    def make_key(self, name: str, caller: str) -> int:
+        digest = hashlib.blake2b(f"{name}\0{caller}".encode(), digest_size=_WORD, key=self._secret).digest()
+        return int.from_bytes(digest, "big") >> 1 or 1  # a signed word, and never that of an empty slot
 
     def _find_unused(self, start: int) -> int | None:
         values = self.words[start + _COLUMN : start + _COLUMN + _WAYS].tolist()
@@ -180,8 +195,6 @@ class SharedUsage:
         words[slot.position + _COLUMN] = held
         whole = slots[""] if "" in slots else self._claim("")
         words[whole.position + _COLUMN] = used
-        if not held and slot.position == self._counts.counts.unseen:
-            slots.pop(caller, None)  # the next time there may be room
 
     def count_others(self, caller: str = "") -> int:
         """What this caller, or all callers, hold in the other processes."""
@@ -190,7 +203,7 @@ class SharedUsage:
         return sum(words[position + _COLUMN] for position in self._counts.counts.find_others(slot))
 
     def _claim(self, caller: str) -> Slot:
-        return self._counts.counts.claim(self._slots, caller, make_key(self._name, caller))
+        return self._counts.counts.claim(self._slots, caller, self._counts.make_key(self._name, caller))
 
 
 class SharedRate:
@@ -206,7 +219,7 @@ class SharedRate:
     def take(self, caller: str, count: int, now: float) -> tuple[float, float]:
         """The tokens that are left, and 0 if `count` were taken, or the seconds until they are there."""
         floats, table, seconds, now = self._counts.floats, self._counts.rates, self._seconds, now + _ORIGIN
-        slot = self._slots.get(caller) or table.claim(self._slots, caller, make_key(self._name, caller))
+        slot = self._slots.get(caller) or table.claim(self._slots, caller, self._counts.make_key(self._name, caller))
         taken, seen_full, full_again = (slot.position + column * _COLUMN for column in (1, 2, 3))
         tokens = min(float(count), self._size)
         own_before = floats[taken]
@@ -224,8 +237,3 @@ class SharedRate:
         left = max(0.0, self._size - (full_at + (before + tokens) * seconds - now) / seconds)
         floats[full_again] = full_at + (before + tokens) * seconds
         return left, wait if wait > _TOLERANCE else 0.0
-
-
-def make_key(name: str, caller: str) -> int:
-    digest = hashlib.blake2b(f"{name}\0{caller}".encode(), digest_size=_WORD).digest()
-    return int.from_bytes(digest, "big") >> 1 or 1  # a signed word, and never that of an empty slot

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import mmap
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -32,7 +33,7 @@ import msgspec
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.held_signals import hand_over_signals, hold_signals
-from a2a_fabric.core.shared_counts import SharedCounts
+from a2a_fabric.core.shared_counts import SECRET_BYTES, SharedCounts
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.web.server import bind_socket
 
@@ -76,7 +77,9 @@ def create_counts(workers: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, SharedCounts.measure(workers))
+    size = SharedCounts.measure(workers)
+    os.ftruncate(descriptor, size)
+    os.pwrite(descriptor, secrets.token_bytes(SECRET_BYTES), size - SECRET_BYTES)
     return descriptor
 
 
