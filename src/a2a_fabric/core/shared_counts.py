@@ -8,7 +8,7 @@ killed at any point leaves nothing behind that another one waits for. What holds
 - The region of a process that has ended is cleared by the process that started it, except for what it has taken of
   rates: that stays taken.
 - A key for which its set has no place is counted by its own process only. This needs thousands of callers at a time.
-  Nobody can aim at a set by choosing names: keys are made with a secret that is random in each start of the node.
+  No caller can aim at a set by choosing names: keys are made with a secret that is random in each start of the node.
 
 A rate is a bucket for each caller that refills evenly. In terms of the moment at which the bucket is full again: a call
 adds the time in which one token refills, and that moment is never in the past. So it is the number of all tokens ever
@@ -26,7 +26,7 @@ _COLUMN = 1 + _SETS * _WAYS  # words
 _WORD = 8  # bytes
 _WINDOW = 60.0  # seconds in which an empty bucket refills
 _TOLERANCE = 1e-6  # seconds, for sums of floats
-SECRET_BYTES = 16  # at the end of the memory, written by whoever makes it
+SECRET_BYTES = 16  # at the end of the memory; what makes the memory writes it
 _ORIGIN = 2 * _WINDOW  # added to moments, so that those just after the system has started are positive, too
 
 
