@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from a2a_fabric.cli.program import app
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.doors.edge import ON_DISCONNECT_KEY
-from a2a_fabric.mesh.direct import DIRECT_PATH, DirectEndpoint, DirectKeys, NodeStart
+from a2a_fabric.mesh.direct import DIRECT_PATH, DirectCalls, DirectEndpoint, DirectKeys, NodeStart
 from a2a_fabric.mesh.messages import RequestMessage, encode_message
 from a2a_fabric.mesh.services import WritePiece
+from a2a_fabric.mesh.settings import DirectSettings
 
 KEY = b"k" * 32
 NEAR, FAR = NodeStart("near", "1"), NodeStart("far", "1")
@@ -90,10 +91,36 @@ async def test_a_request_of_a_stranger_or_of_a_node_that_left_is_refused() -> No
 
 
 @pytest.mark.parametrize(
+    ("url", "is_used"),
+    [
+        ("https://berlin-1.example:8000", True),
+        ("http://127.0.0.1:8000", True),
+        ("http://berlin-1.example:8000", False),  # the network could read the calls
+        ("http://169.254.169.254/latest", False),
+        ("https://user:secret@berlin-1.example", False),
+        ("https://berlin-1.example/calls/", True),
+        ("https://berlin-1.example/?q=1", False),
+        ("https://[berlin", False),
+        ("https://berlin-1.example:port", False),
+        ("https://berlin-1.example\r\nX: y", False),
+        ("file:///etc/passwd", False),
+        ("berlin", False),
+    ],
+)
+async def test_calls_are_sent_to_an_announced_address_only_if_a_node_may_have_it(url: str, is_used: bool) -> None:
+    calls = DirectCalls(DirectSettings(), NEAR, KEY, lambda name, start_id: True)
+    link = calls.link_to(FAR, url, 1000)
+    assert (link is not None) == is_used
+    if link is not None:
+        await link.aclose()
+
+
+@pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
         ("direct: {}", "calls over HTTP need a `key` of the mesh"),
         ("key: a-secret-of-the-mesh, direct: {url: 'http://berlin-1.example:8000'}", "over https://"),
+        ("key: a-secret-of-the-mesh, direct: {url: 'https://[berlin'}", "over https://"),
         ("key: a-secret-of-the-mesh, direct: {url: 'https://berlin-1.example', ca: missing.pem}", "mesh.direct.ca"),
         ("key: a-secret-of-the-mesh, direct: {url: 'https://berlin-1.example'}", ""),
     ],

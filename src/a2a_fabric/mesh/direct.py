@@ -244,15 +244,28 @@ class DirectCalls:
         self._make_context = _prepare_tls(settings.ca)
         self.endpoint = DirectEndpoint(own, self._keys, is_member)
 
-    def link_to(self, node: NodeStart, url: str, reply_bytes: int) -> DirectLink:
+    def link_to(self, node: NodeStart, url: str, reply_bytes: int) -> DirectLink | None:
+        """None if calls may not be sent there: what a node announces is held to the same rules as its settings."""
+        if not _is_allowed(url):
+            _log.warning("node %s announces %.200r, which is not https://, so calls go over NATS", node.name, url)
+            return None
         http = OutboundClient(connect_timeout=_CONNECT_TIMEOUT, tls=self._make_context)
         return DirectLink(self._own, node, url, self._keys, http, reply_bytes)
 
 
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
+def _is_allowed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_address = bool(parts.hostname) and parts.port != 0  # a port that is no number is an error
+    except ValueError:
+        return False
     is_plain = parts.scheme == "http" and is_loopback(parts.hostname or "")
-    if parts.hostname is None or parts.query or parts.fragment or not (is_plain or parts.scheme == "https"):
+    has_more = bool(parts.query or parts.fragment or parts.username or parts.password) or not url.isprintable()
+    return has_address and not has_more and (is_plain or parts.scheme == "https")
+
+
+def _check_url(url: str) -> None:
+    if not _is_allowed(url):
         raise ConfigError(
             "mesh.direct.url: nodes call each other over https://, or http:// on loopback. Give the address of this "
             "node's own port, such as https://berlin-1.example:8000"
