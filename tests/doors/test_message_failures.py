@@ -13,7 +13,9 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
+from a2a_fabric import Agent
 from a2a_fabric.cli.program import app
+from a2a_fabric.core.errors import UpstreamRefused
 from a2a_fabric.core.job import RetentionPolicy
 from tests.fixtures.node import PSK, Node, eventually, running, running_in_thread
 from tests.fixtures.percy import Percy
@@ -96,6 +98,21 @@ async def test_why_a_message_failed_is_told_wherever_it_is_looked_at(place: Plac
         assert told["result"]["to"] == ["percy"]
         reply = await node.send("GET", f"/v1/messages/{message['id']}/reply")
         assert reply.json["error"]["message"] == "I would rather not"
+
+
+async def test_a_message_that_the_agent_refuses_is_not_tried_again_even_if_that_would_do_no_harm() -> None:
+    agent, times = Agent("clock"), []
+
+    @agent.capability(idempotent=True)
+    async def tell(task: str) -> str:
+        times.append(task)
+        raise UpstreamRefused(f"no time zone {task}")
+
+    async with running(agent, config=QUIET) as node:
+        message = await sent(node, "clock", "tell")
+        delivery = await looked_at(node, message["id"], has_failed)
+        assert delivery["error"]["message"] == "no time zone ?"
+        assert times == ["?"]
 
 
 @pytest.mark.parametrize("place", KEPT)

@@ -97,16 +97,23 @@ WAITS_FOR_LOGIN = "waits_for_login"  # in the meta of a job whose caller can be 
 
 
 class JobHandler(msgspec.Struct, frozen=True, kw_only=True):
-    """`restarts` says whether the job begins again after its worker died; None: if it may be repeated."""
+    """`restarts` says whether the job begins again after its worker died; None: if it may be repeated.
+
+    `refusal_is_final`: when the agent itself refuses, it is not asked again, even if the job may be repeated.
+    """
 
     handler: Handler
     may_repeat: bool
     retry: RetryPolicy
     restarts: bool | None = None
+    refusal_is_final: bool = False
 
     @property
     def may_restart(self) -> bool:
         return self.may_repeat if self.restarts is None else self.restarts
+
+    def may_repeat_after(self, error: FabricError) -> bool:
+        return self.may_repeat and not (self.refusal_is_final and error.is_answer)
 
 
 HandlerOverride = Callable[[JobSummary, JobHandler], JobHandler]
@@ -503,11 +510,12 @@ class JobRun:
         if self._stop_reason is not None:
             return self._outcome_from_stop()
         job_handler = self._find_handler()
+        error = self._recorder.refusal or error
         return decide_after_error(
-            self._recorder.refusal or error,
+            error,
             self.job,
             job_handler.retry,
-            may_repeat=job_handler.may_repeat,
+            may_repeat=job_handler.may_repeat_after(error),
             now=time.time(),
             reset=self._recorder.has_streamed,
         )

@@ -158,6 +158,7 @@ class MessageDelivery:
             may_repeat=job_handler.may_repeat,
             retry=_RETRY_UNTIL_EXPIRED,
             restarts=not is_repeat_forbidden,
+            refusal_is_final=True,
         )
 
     async def _store_answer(self, message_id: str, job: JobSummary, result: Result) -> None:
