@@ -95,9 +95,11 @@ async def test_a_derived_tool_hides_fixed_arguments_and_cuts_the_result(tmp_path
         "ids": {"from": "search", "result": "items[].id"},
     }
     manifest = with_choice(tmp_path, exclude=["*"], derive=derived)
+    offer(tmp_path, "github", [{**TOOLS[0], "title": "Get Issue"}, *TOOLS[1:]])
     async with running(manifests=[manifest]) as node, client(node) as connected:
         listed = {each.name: each for each in (await connected.list_tools()).tools}
         assert list(listed["github_our_issue"].input_schema["properties"]) == ["number"]
+        assert listed["github_our_issue"].title is None, "its source may be listed under that title"
         result = await connected.call_tool("github_our_issue", {"number": 7, "repo": "theirs"})
         assert result.structured_content == {"who": "ours", "ids": [1, 2]}
         result = await connected.call_tool("github_ids", {"text": "x"})

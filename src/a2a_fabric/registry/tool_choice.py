@@ -237,6 +237,7 @@ def _derive_capability(name: str, derived: DerivedTool, source: Capability) -> C
     return msgspec.structs.replace(
         source,
         name=name,
+        title="",  # that of the other tool would be in the list twice
         description=source.description if derived.description is None else derived.description,
         input_schema=schema,
         output_schema=source.output_schema if derived.result is None else None,
