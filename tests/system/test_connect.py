@@ -129,6 +129,7 @@ def test_imported_servers_are_taken_out_and_come_back(folder: Folder) -> None:
     assert "// my servers" in again
     assert '"fabric"' not in again
     assert '"every"' in again
+    assert again == before, "not edited since, so it is the same to the character"
     assert [each.name for each in file.parent.iterdir()] == ["mcp.json"]
 
 
@@ -149,6 +150,21 @@ def test_json_with_comments_keeps_every_character_of_the_user(text: str) -> None
     for word in ("// why", "// one", "/* b */", "// only words", "// last", "// end", "\ufeff"):
         assert (word in added) == (word in text)
     assert remove_entry(client, "fabric", added, text, "mcp.json", {}).text == text
+
+
+@pytest.mark.parametrize("text", ['{"mcpServers": {}}', "\ufeff{\n}\n", "{}"])
+def test_a_file_without_servers_is_the_same_again_and_not_empty(text: str) -> None:
+    client = CLIENTS["cursor"]
+    added = add_entry(client, ENTRY, text, "mcp.json").text
+    assert added is not None
+    assert remove_entry(client, "fabric", added, text, "mcp.json", {}).text == text
+
+
+def test_a_file_that_its_user_has_emptied_since_is_still_json() -> None:
+    client, text = CLIENTS["cursor"], '{"mcpServers": {"b": {"command": "x"}}}'
+    added = add_entry(client, ENTRY, "", "mcp.json").text
+    assert added is not None
+    assert remove_entry(client, "fabric", added, text, "mcp.json", {}).text == "{}\n"
 
 
 @pytest.mark.parametrize(

@@ -65,18 +65,39 @@ def remove_entry(
     path: str,
     moved: Mapping[str, Any],
 ) -> ConfigChange:
-    """Remove Fabric's entry; an entry of the same name in the original text comes back, and so do moved servers."""
+    """Remove Fabric's entry; an entry of the same name in the original text comes back, and so do moved servers.
+
+    Where servers were moved, a file that was not edited since is the original again, to the character.
+    """
     servers = list_servers(client, text, path)
     if name not in servers:
         return ConfigChange(action="not connected")
     back = {each: entry for each, entry in moved.items() if each not in servers}
+    is_unedited = original_text is not None and _is_our_edit(client, name, text, original_text, path, back)
+    if back and is_unedited:
+        return ConfigChange(action="disconnected", text=original_text, moved=back)
     for each, entry in back.items():
         text = _parse_file(client, text, path).add_entry(each, entry)
     earlier = list_servers(client, original_text, path).get(name) if original_text is not None else None
     file = _parse_file(client, text, path)
     if earlier is not None and not _is_own_entry(earlier):
         return ConfigChange(action="disconnected", text=file.add_entry(name, earlier), moved=back)
-    return ConfigChange(action="disconnected", text=file.remove_entry(name, client.inputs), moved=back)
+    rest = file.remove_entry(name, client.inputs)
+    if not rest and original_text is not None and client.file_format == "json":
+        rest = original_text if is_unedited else "{}\n"  # clients cannot read an empty file
+    return ConfigChange(action="disconnected", text=rest, moved=back)
+
+
+def _is_our_edit(
+    client: McpClient, name: str, text: str, original_text: str, path: str, moved: Mapping[str, Any]
+) -> bool:
+    """Whether the text is the original one and what `add_entry` does to it, and nothing else."""
+    earlier = list_servers(client, original_text, path).get(name)
+    if earlier is not None and _is_own_entry(earlier):
+        return False
+    value = list_servers(client, text, path)[name]
+    entries = [ClientEntry(name=name, value=value, inputs=inputs) for inputs in ((), client.inputs)]
+    return any(add_entry(client, each, original_text, path, tuple(moved)).text == text for each in entries)
 
 
 def _is_own_entry(entry: dict[str, Any]) -> bool:
