@@ -159,7 +159,7 @@ async def test_a_client_that_cannot_be_asked_is_told_how_to_answer(node: Node, m
             error = result.structured_content["error"]
             assert error["code"] == "INPUT_REQUIRED"
             (question,) = error["details"]["questions"].values()
-            assert question["message"] in words(result)
+            assert f"{question['message']} To answer, call" in words(result), "a question mark needs no full stop"
             assert json.loads(words(result).partition("\n")[2]) == error["details"]
             how = error["details"]["answer_with"]
             assert how["arguments"]["continuation"] == error["details"]["continuation"]

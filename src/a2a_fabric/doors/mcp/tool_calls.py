@@ -253,8 +253,10 @@ class InputRequired(CallerError):
     def __init__(self, questions: Questions, call_arguments: dict[str, Any]) -> None:
         answers = {key: {"action": "accept", "content": None} for key in questions.questions}
         call = {**call_arguments, "continuation": questions.continuation, "answers": answers}
+        message = questions.message or "see the questions"
+        stop = "" if message.endswith((".", "?", "!", ":")) else "."
         super().__init__(
-            f"The agent asks a question first: {questions.message or 'see the questions'}. To answer, call the tool "
+            f"The agent asks a question first: {message}{stop} To answer, call the tool "
             f"{_ANSWER_TOOL} with the arguments below and the answers filled in as `content`, or declined by `action`",
             questions=msgspec.to_builtins(questions.questions),
             continuation=questions.continuation,
