@@ -16,6 +16,9 @@ from a2a.compat.v0_3 import a2a_v0_3_pb2_grpc
 from a2a.types import SendMessageRequest, StreamResponse, SubscribeToTaskRequest, a2a_pb2_grpc
 from google.protobuf.json_format import ParseDict
 
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.doors.a2a.grpc import GrpcEdgeInterceptor
 from tests.doors.a2a_clients import rpc
 from tests.doors.test_a2a_slow_readers import WORD, Chatter, all_done, asking, over_rpc, said
 from tests.doors.test_slow_readers import memory
@@ -131,3 +134,61 @@ async def test_and_so_is_one_over_http(tmp_path: Path) -> None:
     ):
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert (await heard_once_there_is_room(channel)).endswith("done")
+
+
+WAITING = "/lf.a2a.v1.A2AService/GetTask"
+
+
+async def end_of(call: Any) -> tuple[str, str]:
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        return (await call.code()).name, await call.details()
+
+
+@pytest.mark.parametrize("method", [WAITING, "/a2a.v1.A2AService/GetTask", "/lf.a2a.v1.A2AService/SubscribeToTask"])
+async def test_a_stranger_is_refused_before_its_message_is_read(tmp_path: Path, method: str) -> None:
+    """Else it would hold a place among the requests of all callers for as long as it sends nothing."""
+    async with chatting(tmp_path) as (_, _, channel):
+        for metadata in ((), (("authorization", "Bearer wrong-key-of-a-stranger"),)):
+            call = channel.stream_stream(method)(metadata=metadata)
+            assert (await end_of(call))[0] == "UNAUTHENTICATED"
+
+
+async def test_a_caller_that_sends_no_message_is_given_up_and_has_a_share_until_then() -> None:
+    """Two of four requests may wait for their messages, because a caller may hold as many as are free."""
+    async with waiting_server(capacity=4, share=0.5, message_timeout=0.5) as (channel, limit):
+        calls = [channel.stream_unary(WAITING)() for _ in range(3)]
+        ends = sorted([await end_of(call) for call in calls])
+        assert [code for code, _ in ends] == ["DEADLINE_EXCEEDED"] * 2 + ["RESOURCE_EXHAUSTED"]
+        assert ends[0][1] == "The message did not arrive within 0.5 seconds"
+        empty = channel.stream_unary(WAITING)()
+        await empty.done_writing()
+        assert await end_of(empty) == ("INVALID_ARGUMENT", "Invalid request: it has no message")
+        assert await channel.unary_unary(WAITING)(b"ping") == b"ping"
+        assert limit.in_use == 0
+
+
+@asynccontextmanager
+async def waiting_server(
+    *, capacity: int, share: float, message_timeout: float
+) -> AsyncIterator[tuple[grpc.aio.Channel, FairLimit]]:
+    """A gRPC server that returns what it is sent."""
+
+    async def admit(context: grpc.aio.ServicerContext) -> Principal:
+        return Principal(mode="psk", principal_id="reader")
+
+    async def echo(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return request
+
+    unread = FairLimit("gRPC requests that wait for their message", capacity, share)
+    edge = GrpcEdgeInterceptor(1.0, admit, unread, message_timeout)
+    server = grpc.aio.server(interceptors=[edge])
+    service, _, name = WAITING[1:].partition("/")
+    handler = grpc.unary_unary_rpc_method_handler(echo, bytes, bytes)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel, unread
+    finally:
+        await server.stop(None)

@@ -5,7 +5,10 @@ back, so that every binding is parsed in one place. The target agent is the `ten
 `x-a2a-agent` where a version has no such field; without either, the request is for the gateway itself.
 
 A request that the SDK cannot parse is reported as the caller's error; every other exception is ours and is logged.
-A client that does not read its stream is disconnected after a time-out."""
+A client that does not read its stream is disconnected after a time-out.
+
+The server takes so many requests at a time, from all clients together. So a caller is identified before the message
+is read, which has to arrive in time, and each caller has a share of the requests that wait for theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -37,7 +40,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import ConfigError, FabricError, InternalError, Unauthenticated
+from a2a_fabric.core.errors import ConfigError, FabricError, InternalError, RateLimited, Unauthenticated
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.propagation import current_trace, new_trace
 from a2a_fabric.core.recording import note_transport
@@ -45,7 +49,7 @@ from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, proto
 from a2a_fabric.doors.a2a.grpc_tls import GrpcListener
 from a2a_fabric.doors.a2a.operations import A2ADoorState
 from a2a_fabric.doors.a2a.requests import VERSION_HEADER, A2ARequestContext, parse_version, require_version
-from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.edge import BODY_TIMEOUT, RequestHead
 from a2a_fabric.identity.failed_attempts import FailedAttempts
 from a2a_fabric.identity.peer import Peer
 from a2a_fabric.identity.resolver import Credentials
@@ -58,17 +62,32 @@ _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _UNREADABLE_MESSAGE = "Invalid request: its fields do not follow the protocol"
 
 ServicerContext: TypeAlias = grpc.aio.ServicerContext
+Decode = Callable[[bytes], Any]
 GrpcMethod = Callable[[Any, ServicerContext], Any]
 ReadPeer = Callable[[ServicerContext], Peer]
 
+_MAX_UNREAD = 2000  # requests that wait for their message
+# The caller of this request, as it was admitted.
+_admitted: ContextVar[tuple[RequestHead, Principal] | None] = ContextVar("_admitted", default=None)
 request_was_parsed: ContextVar[bool] = ContextVar("request_was_parsed", default=False)  # by the SDK
 
 
-class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no stubs
-    """Translates errors, and aborts a stream if its client reads nothing for `read_timeout` seconds."""
+Admit = Callable[[ServicerContext], Awaitable[Principal]]  # aborts the call of a caller who is refused
 
-    def __init__(self, read_timeout: float) -> None:
+
+class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no stubs
+    """Reads the one message of a request after its caller is admitted, within `message_timeout` seconds; translates
+    errors; and aborts a stream if its client reads nothing for `read_timeout` seconds.
+    """
+
+    def __init__(
+        self, read_timeout: float, admit: Admit, unread: FairLimit, message_timeout: float = BODY_TIMEOUT
+    ) -> None:
+        """`unread` counts the requests that wait for their message."""
         self._read_timeout = read_timeout
+        self._admit = admit
+        self._message_timeout = message_timeout
+        self._unread = unread
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -76,20 +95,53 @@ class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        deserializer, serializer = _wrap_deserializer(handler.request_deserializer), handler.response_serializer
+        decode, serializer = handler.request_deserializer, handler.response_serializer
+        # As for a stream of messages, which are read when they are asked for; clients see no difference.
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._wrap_streaming(handler.unary_stream), deserializer, serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(_wrap_unary(handler.unary_unary), deserializer, serializer)
+            streaming = self._wrap_streaming(handler.unary_stream, decode)
+            return grpc.stream_stream_rpc_method_handler(streaming, None, serializer)
+        return grpc.stream_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, decode), None, serializer)
 
-    def _wrap_streaming(self, method: GrpcMethod) -> Callable[[Any, ServicerContext], Awaitable[None]]:
-        async def respond(request: Any, context: ServicerContext) -> None:
+    async def _read_message(self, context: ServicerContext, decode: Decode) -> Any:
+        """Always returns a message; aborts the call if the caller is refused, or there is none."""
+        caller = (await self._admit(context)).principal_id
+        try:
+            with self._unread.hold(caller):
+                async with asyncio.timeout(self._message_timeout):
+                    data = await context.read()
+        except RateLimited as error:
+            await abort_call(protocol_error_from(error, new_trace().trace_id), context)
+        except TimeoutError:
+            seconds = f"{self._message_timeout:g} seconds"
+            await abort_call(
+                A2AProtocolError("REQUEST_TIMEOUT", f"The message did not arrive within {seconds}"), context
+            )
+        if not isinstance(data, bytes):  # the end of the stream
+            await abort_call(A2AProtocolError("INVALID_REQUEST", "Invalid request: it has no message"), context)
+        try:
+            return decode(data)
+        except DecodeError:
+            await abort_call(
+                A2AProtocolError("INVALID_REQUEST", "Invalid request: the bytes are not a message of this method"),
+                context,
+            )
+
+    def _wrap_unary(self, method: GrpcMethod, decode: Decode) -> GrpcMethod:
+        async def respond(_: Any, context: ServicerContext) -> Any:
+            request = await self._read_message(context, decode)
+            return await _abort_on_error(context, lambda: method(request, context))
+
+        return respond
+
+    def _wrap_streaming(self, method: GrpcMethod, decode: Decode) -> Callable[[Any, ServicerContext], Awaitable[None]]:
+        async def respond(_: Any, context: ServicerContext) -> None:
+            request = await self._read_message(context, decode)
+
             async def send_events() -> None:
                 async with aclosing(method(request, context)) as events:
                     await self._write_events(events, context)
 
-            await _abort_on_error(request, context, send_events)
+            await _abort_on_error(context, send_events)
 
         return respond
 
@@ -105,18 +157,7 @@ class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
                 ) from exc
 
 
-def _wrap_unary(method: GrpcMethod) -> GrpcMethod:
-    async def respond(request: Any, context: ServicerContext) -> Any:
-        return await _abort_on_error(request, context, lambda: method(request, context))
-
-    return respond
-
-
-async def _abort_on_error(request: Any, context: ServicerContext, work: Callable[[], Awaitable[Any]]) -> Any:
-    if isinstance(request, _UndecodableRequest):
-        await abort_call(
-            A2AProtocolError("INVALID_REQUEST", "Invalid request: the bytes are not a message of this method"), context
-        )
+async def _abort_on_error(context: ServicerContext, work: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await work()
     except grpc.aio.AbortError:
@@ -134,21 +175,7 @@ def _protocol_error_from_exception(exc: Exception) -> A2AProtocolError:
     return protocol_error_from(InternalError(), current_trace.get().trace_id)
 
 
-class _UndecodableRequest:
-    """Stands for bytes that are not a message of the method."""
-
-
-def _wrap_deserializer(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def deserialize(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except DecodeError:
-            return _UndecodableRequest()
-
-    return deserialize
-
-
-async def abort_call(protocol_error: A2AProtocolError, context: ServicerContext) -> None:
+async def abort_call(protocol_error: A2AProtocolError, context: ServicerContext) -> NoReturn:
     """Always raises AbortError."""
     code = grpc.StatusCode[protocol_error.codes.grpc_status]
     status = status_pb2.Status(code=code.value[0], message=protocol_error.message)
@@ -156,6 +183,7 @@ async def abort_call(protocol_error: A2AProtocolError, context: ServicerContext)
         status.details.append(detail)
     trailers = [(_STATUS_DETAILS_KEY, status.SerializeToString())]
     await context.abort(code, protocol_error.message[:2000], tuple(trailers))
+    raise AssertionError  # `abort` raises
 
 
 def _pack_details(protocol_error: A2AProtocolError) -> list[AnyProto]:
@@ -342,27 +370,27 @@ def fill_proto(proto: P, fields: dict[str, Any]) -> P:
 
 _AGENT_HEADER = b"x-a2a-agent"
 _MESSAGE_OVERHEAD = 64 * 1024
-_MAX_CONCURRENT_CALLS = 10_000  # streams included
+_MAX_CONCURRENT_CALLS = 15_000  # streams included, and those that wait for their message or for their refusal
 
 
 class _CallContextBuilder(GrpcServerCallContextBuilder):
     """Builds the request context from the gRPC metadata."""
 
-    def __init__(self, state: A2ADoorState, version: A2AVersion, read_peer: ReadPeer, *, is_local: bool) -> None:
+    def __init__(self, state: A2ADoorState, version: A2AVersion, *, is_local: bool) -> None:
         self._state = state
         self._version: A2AVersion = version
-        self._read_peer = read_peer
         self._is_local = is_local  # whether only this machine reaches the port
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises SdkProtocolError."""
-        head = _head_from_metadata(context.invocation_metadata())
+        admitted = _admitted.get()
+        assert admitted is not None  # noqa: S101  # by the interceptor
+        head, principal = admitted
         trace = head.trace or new_trace()
         current_trace.set(trace)
         agent_id = head.get(_AGENT_HEADER)
         try:
-            head.peer = self._read_peer(context)
-            request_context = self._state.build_context({}, head, agent_id, trace)
+            request_context = self._state.build_context({}, head, agent_id, trace, principal)
             self._check_anonymous(request_context.principal)
             note_transport("grpc")
             if (version := head.get(VERSION_HEADER)) is not None:
@@ -395,14 +423,29 @@ class _SlowRefusals:
     read_peer: ReadPeer
 
     async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
-        await self.failed_attempts.delay(error, self._find_address(context))
+        await self.failed_attempts.delay(error, _find_address(self.read_peer, context))
         await _abort_with_sdk_error(error, context)
 
-    def _find_address(self, context: grpc.aio.ServicerContext) -> str:
-        try:
-            return self.read_peer(context).address
-        except FabricError:  # its client has disconnected
-            return ""
+
+def _find_address(read_peer: ReadPeer, context: ServicerContext) -> str:
+    try:
+        return read_peer(context).address
+    except FabricError:  # its client has disconnected
+        return ""
+
+
+async def _admit(state: A2ADoorState, read_peer: ReadPeer, context: ServicerContext) -> Principal:
+    """The caller, from the metadata alone; aborts the call if it is refused."""
+    head = _head_from_metadata(context.invocation_metadata())
+    try:
+        head.peer = read_peer(context)
+        principal = state.context.identify(head.credentials)
+    except FabricError as error:
+        await state.context.failed_attempts.delay(error, _find_address(read_peer, context))
+        trace = head.trace or new_trace()
+        await abort_call(protocol_error_from(error, trace.trace_id), context)
+    _admitted.set((head, principal))
+    return principal
 
 
 class GrpcService10(_SlowRefusals, GrpcHandler):
@@ -439,17 +482,18 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
     ]
+    unread = FairLimit("gRPC requests that wait for their message", _MAX_UNREAD, state.context.caller_share)
     interceptors = [
         _TokenInterceptor(state.context.verify_credentials),
-        GrpcEdgeInterceptor(state.settings.read_seconds),
+        GrpcEdgeInterceptor(state.settings.read_seconds, partial(_admit, state, listener.read_peer), unread),
     ]
     server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
     handler = SdkRequestHandler(state)
-    service = GrpcService10(handler, build_context("1.0", listener.read_peer))
+    service = GrpcService10(handler, build_context("1.0"))
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     services: list[_SlowRefusals] = [service]
     if "0.3" in state.versions:
-        service_0_3 = GrpcService03(handler, build_context("0.3", listener.read_peer))
+        service_0_3 = GrpcService03(handler, build_context("0.3"))
         a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(service_0_3, server)  # type: ignore[no-untyped-call]  # generated
         services.append(service_0_3)
     for each in services:

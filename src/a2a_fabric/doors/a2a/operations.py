@@ -230,12 +230,16 @@ class A2ADoorState:
             context.counts, "open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0
         )
 
-    def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
-        """Raises FabricError if the caller is refused or the agent is not found."""
+    def build_context(
+        self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace, principal: Principal | None = None
+    ) -> A2ARequestContext:
+        """`principal` is the caller if it was identified before. Raises FabricError if the caller is refused or the
+        agent is not found.
+        """
         # The extensions header has another name in each version.
         extensions = next((value for name in EXTENSION_HEADERS.values() if (value := head.get(name))), "")
         context = A2ARequestContext(
-            principal=self.context.identify(head.credentials),
+            principal=principal or self.context.identify(head.credentials),
             trace=trace,
             base_url=self._find_base_url(scope, head),
             last_event_id=head.last_event_id,

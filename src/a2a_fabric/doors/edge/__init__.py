@@ -30,6 +30,7 @@ from a2a_fabric.doors.edge.reply import send_reply as send_reply
 from a2a_fabric.doors.edge.reply import split_validation_error as split_validation_error
 from a2a_fabric.doors.edge.reply import to_encodable_text as to_encodable_text
 from a2a_fabric.doors.edge.reply import to_json_details as to_json_details
+from a2a_fabric.doors.edge.request import BODY_TIMEOUT as BODY_TIMEOUT
 from a2a_fabric.doors.edge.request import HEAD_KEY as HEAD_KEY
 from a2a_fabric.doors.edge.request import ON_DISCONNECT_KEY as ON_DISCONNECT_KEY
 from a2a_fabric.doors.edge.request import SHORTCUT_KEY as SHORTCUT_KEY
