@@ -161,6 +161,19 @@ async def test_listings_of_other_doors_have_the_addresses_of_the_view(node: Node
     assert (await node.send("GET", "/views/forge/agents/percy/.well-known/agent-card.json")).status in (403, 404)
 
 
+@pytest.mark.parametrize("path", ["/views/forge/agents/github/message:send", "/agents/github/message:send?view=forge"])
+async def test_paths_of_a2a_over_http_work_below_a_view(node: Node, path: str) -> None:
+    parts = [{"data": {"number": 7}}]
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": parts, "metadata": {"skill": "get_issue"}}
+    reply = await node.send("POST", path, json={"message": message}, headers={"A2A-Version": "1.0"})
+    assert reply.status == 200, reply.body
+    assert reply.json["task"]["artifacts"][0]["parts"] == parts
+    hidden = await node.send(
+        "POST", path.replace("github", "percy"), json={"message": message}, headers={"A2A-Version": "1.0"}
+    )
+    assert "Agent 'percy' not found" in hidden.json["error"]["message"]
+
+
 async def test_a_view_that_matches_nothing_lists_nothing(node: Node) -> None:
     assert await listed(node, path="/views/nothing/mcp") == set()
     assert await listed(node, path="/views/everything/mcp") == await listed(node)

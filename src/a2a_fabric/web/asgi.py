@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -287,7 +287,7 @@ def _with_path_params(app: ASGIApp, path_params: Mapping[str, Any]) -> ASGIApp:
 def _make_narrow(name: str, path: str) -> NarrowScope:
     """For a hot path of a view. What doors compute from the headers is kept with the connection, as without a view."""
     prefix = VIEWS_PATH + name
-    fields = {"path": path, "raw_path": quote(path).encode(), VIEW_PREFIX_KEY: prefix}
+    fields = {"path": path, "raw_path": _quote_path(path), VIEW_PREFIX_KEY: prefix}
     view_header = VIEW_HEADER, name.encode("latin-1")
 
     def narrow(scope: Any, kept: RequestHead | None) -> Any:
@@ -324,10 +324,22 @@ def _add_views(scope: Any, names: list[str], prefix: str, path: str) -> Any:
     named = [value.decode("latin-1") for header, value in scope["headers"] if header == VIEW_HEADER]
     headers = [(header, value) for header, value in scope["headers"] if header != VIEW_HEADER]
     headers.append((VIEW_HEADER, ",".join((*named, *names)).encode("latin-1", "replace")))
-    raw_path = quote(path).encode()
+    raw_path = _cut_raw_path(scope, prefix, path)
     narrowed = {**scope, "path": path, "raw_path": raw_path, "headers": headers, VIEW_PREFIX_KEY: prefix}
     narrowed[HEAD_KEY] = RequestHead(headers, peer=head_from_scope(scope).peer)
     return narrowed
+
+
+def _cut_raw_path(scope: Any, prefix: str, path: str) -> bytes:
+    """The path below the view as the client wrote it: `message:send` keeps its colon, and `a%2Fb` stays one segment."""
+    raw: bytes = (scope.get("raw_path") or b"").partition(b"?")[0]
+    if prefix:
+        raw = b"/" + b"".join(raw.split(b"/", 3)[3:])
+    return raw if unquote(raw.decode("latin-1")) == path else _quote_path(path)
+
+
+def _quote_path(path: str) -> bytes:
+    return quote(path, safe="/:@!$&'()*+,;=").encode()
 
 
 async def _reject_websocket(scope: Any, receive: Receive, send: Send) -> None:
