@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,10 +22,12 @@ from starlette.routing import BaseRoute, Route
 from a2a_fabric.admin.keys import make_new_key
 from a2a_fabric.core.errors import BadInput, Conflict, FabricError, Forbidden, RateLimited
 from a2a_fabric.core.keys import KeyStore, StoredKey
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.propagation import new_trace
 from a2a_fabric.core.stores import call_store
 from a2a_fabric.doors.api_docs import DoorDescription, PathDescription
-from a2a_fabric.doors.edge import ClientDisconnected, find_http_status, head_from_scope, read_body
+from a2a_fabric.doors.edge import ClientDisconnected, client_address, find_http_status, head_from_scope, read_body
+from a2a_fabric.identity.failed_attempts import find_source
 from a2a_fabric.identity.shared_keys import hash_key, make_key
 
 PATH = "/console/sign-in"
@@ -91,7 +93,9 @@ class SignInPages:
         self._refresh_keys = refresh_keys
         self._public_url = public_url
         self._lifetime = lifetime
-        self._running = 0
+        self._running = FairLimit(
+            "sign-ins that wait for their issuer", _CONCURRENT, used_up=_build_refusal
+        )  # by source
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -127,7 +131,7 @@ class SignInPages:
         async def start() -> dict[str, Any]:
             arguments = await _read(request, _Start)
             redirect_uri = self._find_redirect_uri(request)
-            async with self._bounded():
+            with self._bounded(request):
                 url = await self._load_client().build_url(arguments.verifier, redirect_uri)
             return {"url": url, "redirect_uri": redirect_uri}
 
@@ -137,7 +141,7 @@ class SignInPages:
         async def finish() -> dict[str, Any]:
             answer = await _read(request, _Finish)
             redirect_uri = self._find_redirect_uri(request)
-            async with self._bounded():
+            with self._bounded(request):
                 person = await self._load_client().redeem(
                     answer.code, answer.state, answer.verifier, redirect_uri, answer.iss
                 )
@@ -161,7 +165,7 @@ class SignInPages:
             authorization = request.headers.get("authorization", "")
             if not authorization.lower().startswith(_BEARER):
                 raise BadInput("Send the session that is to end as 'Authorization: Bearer TOKEN'")
-            async with self._bounded():
+            with self._bounded(request):
                 name = await close_session(self._keys, authorization[len(_BEARER) :].strip(), f"{self._issuer}:")
                 if name is None:
                     return {"ended": False, "issuer_url": None}
@@ -178,16 +182,13 @@ class SignInPages:
         parts = urlsplit(self._public_url)
         return f"{parts.scheme}://{parts.netloc}{RETURN_PATH}"
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        """Raises RateLimited if too many sign-ins wait for the issuer."""
-        if self._running >= _CONCURRENT:
-            raise RateLimited("Too many people are signing in just now. Try again in a moment", 2.0)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
+    def _bounded(self, request: Request) -> AbstractContextManager[None]:
+        """No source can hold all places. Raises RateLimited if too many sign-ins wait for the issuer."""
+        return self._running.hold(find_source(client_address(request.scope)))
+
+
+def _build_refusal() -> RateLimited:
+    return RateLimited("Too many people are signing in just now. Try again in a moment", 2.0)
 
 
 def _describe(
