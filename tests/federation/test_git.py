@@ -109,6 +109,7 @@ def test_a_repository_has_one_name_however_it_is_written(repo: str, name: str) -
         "github.com/../x",
         "https://github.com/a b",
         "https://-x/a",
+        "ssh://-oProxyCommand=id@github.com/user/agent",
     ],
 )
 def test_an_address_with_options_credentials_or_other_protocols_is_refused(repo: str) -> None:

@@ -38,6 +38,8 @@ def parse_repo(repo: str) -> RepoAddress:
             return RepoAddress(url=repo, scheme="file", name=rest.removesuffix(".git"))
         authority, _, path = rest.partition("/")
         user, at, host = authority.rpartition("@")
+        if user.startswith("-"):  # ssh would take it for an option
+            raise ValueError(f"'{repo[:100]}' is not the address of a repository")
         if at and (scheme != "ssh" or ":" in user):
             raise ValueError("the address of a repository must not hold a user or password; use the environment")
         return _make_address(SCHEMES[scheme], repo, host, path)
