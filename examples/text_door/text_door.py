@@ -23,7 +23,7 @@ from a2a_fabric.doors.edge import (
     HttpReply,
     RefusedRequest,
     RequestCycle,
-    check_json_depth,
+    check_json,
 )
 
 # Everything else that an agent or the gateway reports is 502.
@@ -53,7 +53,7 @@ class TextRequest(RequestCycle):
     async def answer(self, body: bytes) -> HttpReply:
         self.operation, self.is_call = "text", True
         context, path = self.edge.context, self.scope["path_params"]
-        check_json_depth(body)
+        check_json(body)
         try:
             task = msgspec.json.decode(body, type=str)
         except msgspec.DecodeError as exc:

@@ -331,8 +331,9 @@ class TestPermissions:
     async def test_a_question_without_an_answer_ends_after_its_time(self, start: Start, tmp_path: Path) -> None:
         runtime = start("--folder", str(tmp_path), permissions="ask", answer_timeout=0.05)
         first = await runtime(call("permit edit"), ignore_event)
-        await until((tmp_path / "cancelled").exists, WAIT_TIMEOUT)
-        assert json.loads((tmp_path / "cancelled").read_text()) == ["cancelled"]
+        note = tmp_path / "cancelled"
+        await until(lambda: note.exists() and bool(note.read_text()), WAIT_TIMEOUT)
+        assert json.loads(note.read_text()) == ["cancelled"]
         await failure_of(runtime(follow_up(first, Answer()), ignore_event), BadInput)
 
 

@@ -351,7 +351,7 @@ async def administer(node: Node) -> None:
         reply = await node.operation(f"fabric.admin.{name}", arguments)
         assert reply["ok"], reply
     listed = (await node.operation("fabric.admin.agents"))["result"]
-    names = [row["agent_id"] for row in listed["agents"]]
+    names = list(map(itemgetter("agent_id"), listed["agents"]))
     assert names == sorted(set(names))
     assert len(names) == listed["count"] == NUMBER
     assert "unchanged" in (await node.operation("fabric.admin.agents", {"known": listed["stamp"]}))["result"]

@@ -237,6 +237,7 @@ def _convert(fields: dict[str, Any], kind: type[T], subject: str) -> T:
 
 
 _PROBE_TIMEOUT = 5.0
+_ROUNDING = 0.002  # seconds; the library rounds a deadline up, and an agent never has more time than its caller
 _STATUS: dict[str, Status] = {"online": "online", "degraded": "degraded", "offline": "offline"}
 
 
@@ -262,7 +263,7 @@ class GRPCRuntime:
         with self._translate_errors(timeout):
             stub = await self._connection.get_stub(timeout)
             options: dict[str, Any] = {
-                "timeout": max(0.001, ends_at - time.monotonic()),
+                "timeout": max(0.001, ends_at - time.monotonic() - _ROUNDING),
                 "metadata": (*make_propagation_headers(call).items(), *self._connection.metadata),
             }
             if self._signer is not None:
