@@ -19,6 +19,7 @@ from tests.system.node import Node, running_node
 from tests.system.test_workers import MCP_HEADERS, one_connection, open_session, worker_pids
 
 PER_MINUTE, AT_A_TIME, SESSIONS = 40, 8, 6
+LONG = aiohttp.ClientTimeout(total=150)  # calls are held until the test ends, on slow machines, too
 KEYS = {name: f"the-key-of-{name}" for name in ("kept", "new", "crowd", "opener")}
 AGENTS = """
 - agent_id: remote
@@ -96,7 +97,8 @@ def connection_of(node: Node, caller: str, *, is_kept: bool = False) -> aiohttp.
 
 
 async def ask(session: aiohttp.ClientSession, node: Node, name: str, **arguments: Any) -> tuple[int, Any]:
-    async with session.post(f"{node.url}/mcp/call", json={"name": name, "arguments": arguments}) as reply:
+    request = {"name": name, "arguments": arguments}
+    async with session.post(f"{node.url}/mcp/call", json=request, timeout=LONG) as reply:
         return reply.status, await reply.json()
 
 
@@ -122,7 +124,11 @@ async def test_calls_at_a_time_are_those_of_the_node_and_those_of_a_killed_worke
 
         async def call() -> int | None:
             try:
-                return (await ask(session, node, "fabric.call", agent_id="remote", capability="rest", task="x"))[0]
+                return (
+                    await ask(
+                        session, node, "fabric.call", agent_id="remote", capability="rest", task="x", timeout_ms=120_000
+                    )
+                )[0]
             except aiohttp.ClientError:
                 return None  # its worker was killed
 
