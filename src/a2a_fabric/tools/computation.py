@@ -181,7 +181,7 @@ class _WorkerProcess:
 
 def main() -> None:
     """The worker: one request after another, until the parent closes the pipe or is silent for a minute."""
-    _give_way()
+    os.nice(10)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while select.select([source], [], [], _IDLE_SECONDS)[0]:
@@ -189,17 +189,6 @@ def main() -> None:
         if len(head) < _HEAD_BYTES:
             return
         _write(target, _answer(source.read(int.from_bytes(head, "big"))))
-
-
-def _give_way() -> None:
-    """Compute only while nothing else on this machine wants to: a node that wakes up finds a processor at once."""
-    if sys.platform == "linux":
-        try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            return
-        except OSError:
-            pass  # a container may forbid it
-    os.nice(10)
 
 
 def _answer(request: bytes) -> bytes:
