@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -251,3 +252,27 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_call_is_over() -> 
                 transport.pause_reading()
                 while node.connections:  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_pauses_for_longer_than_a_head_may_take_gets_all_of_its_reply() -> None:
+    agent = Agent("talker")
+
+    @agent.capability
+    async def talk(task: str) -> dict[str, Any]:
+        return {"text": "x" * 12_000_000}
+
+    async with running(agent, config={"limits": {"request_seconds": 0.3, "unread_seconds": 30}}) as node:
+        body = b'{"name":"fabric.call","arguments":{"agent_id":"talker","capability":"talk","task":"x"}}'
+        for path in ("/mcp/call", "/mcp/call?"):
+            call = head(path, "Host: x", f"Authorization: Bearer {PSK}", f"Content-Length: {len(body)}") + body
+            async with asyncio.timeout(WAIT_TIMEOUT), node.raw(call) as (reader, writer):
+                transport: Any = writer.transport
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                transport.pause_reading()
+                for _ in range(2):  # the node closes connections that send no head in time
+                    async with node.raw(b"") as (silent, _):
+                        assert await silent.read() == b""
+                transport.resume_reading()
+                length = re.search(rb"content-length: ([0-9]+)", await reader.readuntil(b"\r\n\r\n"))
+                assert length is not None
+                assert len(await reader.readexactly(int(length[1]))) > 12_000_000

@@ -92,6 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
     _discard_budget = 0
     _pause_count = 0
     _unread = (0, 0)  # pauses and bytes that the client had not read at the last check
+    _unread_since = 0.0  # when `_unread` became what it is
     _timer_at = 0.0
 
     def data_received(self, data: bytes) -> None:
@@ -394,7 +395,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_buffering = True
         self._pause_count += 1
         self._unread = self._pause_count, self.transport.get_write_buffer_size()
-        if self._timer_at > self.loop.time() + self.unread_seconds:
+        self._unread_since = self.loop.time()
+        if self._timer_at > self._unread_since + self.unread_seconds:
             self._set_timer(self.unread_seconds)
 
     def resume_writing(self) -> None:
@@ -492,13 +494,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_timer(self.unread_seconds)
 
     def _abort_if_unread(self) -> None:
-        """Abort if the client has read nothing since the last check: closing would wait for it forever."""
-        unread = self._pause_count, self.transport.get_write_buffer_size()
-        if unread[1] and unread == self._unread:
-            self.transport.abort()
+        """Abort if the client has read nothing for `unread_seconds`: closing would wait for it forever.
+
+        The timer may have been set for something else, such as the head of the request, and fire earlier.
+        """
+        now, unread = self.loop.time(), (self._pause_count, self.transport.get_write_buffer_size())
+        if unread != self._unread or not unread[1]:
+            self._unread, self._unread_since = unread, now
+        left = self._unread_since + self.unread_seconds - now
+        if left > 0.01:
+            self._set_timer(left)
         else:
-            self._unread = unread
-            self._set_timer(self.unread_seconds)
+            self.transport.abort()
 
     def _time_out_body(self) -> None:
         """End the request as if its client had disconnected."""
