@@ -74,7 +74,19 @@ class DemoServer:
         lazy_app = self._apps.get(name)
         app = await lazy_app.get_app() if lazy_app is not None else _reply_not_found
         path = "/" + "".join(rest)
-        await app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
+        has_left = False
+
+        async def watch() -> Any:
+            nonlocal has_left
+            message = await receive()
+            has_left = has_left or message["type"] == "http.disconnect"
+            return message
+
+        try:
+            await app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, watch, send)
+        except Exception:
+            if not has_left:  # applications raise if their client has left, as a probe does that has waited long
+                raise
 
     async def aclose(self) -> None:
         await asyncio.gather(*(lazy_app.aclose() for lazy_app in self._apps.values()))
