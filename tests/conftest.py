@@ -16,6 +16,10 @@ from tests.profiles import load_profile
 
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell has started us in the background. What we start would ignore Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SIGNAL_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 load_profile()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import re
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +63,20 @@ async def test_a_process_has_a_lower_priority_and_neither_a_session_of_its_own_n
     assert os.getpriority(os.PRIO_PROCESS, process) > os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getsid(process) == os.getsid(0)
     assert os.getpgid(process) != os.getpgid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="the call's number is of x86-64")
+async def test_other_processes_may_interrupt_one_that_computes(computations: Computations) -> None:
+    """By a longer slice, which kernels before Linux 6.12 do not know."""
+    process = await compute(computations, SMALL + 1, get_process)
+    attributes = ctypes.create_string_buffer(48)
+    sched_getattr = 315
+    assert ctypes.CDLL(None).syscall(sched_getattr, process, attributes, len(attributes), 0) == 0
+    nice, slice_nanoseconds = struct.unpack("=16xi4xQ16x", attributes.raw)
+    assert nice == os.getpriority(os.PRIO_PROCESS, process)
+    if tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2]) < (6, 12):
+        pytest.skip(f"Linux {os.uname().release} has no slices to choose")
+    assert slice_nanoseconds == 100_000_000
 
 
 async def test_errors_of_the_work_reach_the_caller(computations: Computations) -> None:
