@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import calls, job_agent, job_rates, job_stores, load, mcp_rows, mesh, processes, rest_rows, rig
+from bench import calls, job_agent, job_rates, job_stores, load, mcp_rows, mesh, processes, rest_rows, rig, tool_lists
 from bench.agent import EVENTS
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, ServerProcess
@@ -82,6 +82,8 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
     spans_off = "metrics: false\ntracing: {protocol: 'off', endpoint: 'http://127.0.0.1:9/v1/traces'}\n"
     without_spans = start_node(calls.manifests(agent_port), spans_off, "{level: error}")
     mcp = start_node(mcp_rows.manifests(mcp_uri, None))
+    views = start_node(tool_lists.CHOICES.format(uri=mcp_uri), tool_lists.VIEWS)
+    view = "/views/sums/mcp"
     acceptor = start_node(job_agent.MANIFEST, rest_rows.ACCEPT_ONLY)
     ender = start_node(job_agent.MANIFEST, job_stores.node_settings(concurrent=64))
 
@@ -110,6 +112,12 @@ def _list_rows(agent_port: int, mcp_uri: str) -> list[CountedRow]:
         CountedRow("handshake MCP", mcp, lambda port: handshake(port, "/mcp", "old_add", TOKEN)),
         CountedRow("stdio MCP", mcp, lambda port: handshake(port, "/mcp", "pipe_add", TOKEN)),
         CountedRow("one agent alone", mcp, lambda port: stateless(port, "/agents/new/mcp", "add", TOKEN)),
+        CountedRow("views: /mcp", views, lambda port: stateless(port, "/mcp", "plain_add", TOKEN)),
+        CountedRow("views: a view", views, lambda port: stateless(port, view, "plain_add", TOKEN)),
+        CountedRow("views: renamed, /mcp", views, lambda port: stateless(port, "/mcp", "chosen_plus", TOKEN)),
+        CountedRow("views: renamed, a view", views, lambda port: stateless(port, view, "chosen_plus", TOKEN)),
+        CountedRow("views: handshake, /mcp", views, lambda port: handshake(port, "/mcp", "plain_add", TOKEN)),
+        CountedRow("views: handshake, a view", views, lambda port: handshake(port, view, "plain_add", TOKEN)),
         CountedRow("event, bare forwarder", start_forwarder, lambda port: target(port).plan_streams(), *_STREAMS),
         CountedRow("event", plain, lambda port: target(port, TOKEN).plan_streams(), *_STREAMS),
         CountedRow("fabric.call as a job, accepted", acceptor, rest_plan(0)),

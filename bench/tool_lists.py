@@ -23,7 +23,7 @@ RESTARTS = 5
 CONNECTIONS = 16
 
 _SETTINGS = f"doors: [{{kind: fabric}}, {{kind: mcp, max_listed: {TOOLS}}}]\n"
-_CHOICES = """\
+CHOICES = """\
 - agent_id: plain
   runtime: mcp
   endpoint: {{transport: http, uri: '{uri}', era: stateless}}
@@ -32,7 +32,7 @@ _CHOICES = """\
   endpoint: {{transport: http, uri: '{uri}', era: stateless}}
   tools: {{exclude: ['delete_*'], rename: {{add: plus}}, describe: {{plus: 'Adds.'}}}}
 """
-_VIEWS = "views: [{name: sums, tools: ['*.add', '*.plus'], exclude: ['*.delete_*']}]\n"
+VIEWS = "views: [{name: sums, tools: ['*.add', '*.plus'], exclude: ['*.delete_*']}]\n"
 _SERVER = """\
 import json, sys
 TOOLS = [{"name": f"tool_{n}", "description": "Does it.", "inputSchema": {"type": "object"}} for n in range(10)]
@@ -119,8 +119,8 @@ def _show_calls(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
 @contextmanager
 def _call_rows(cores: Cores) -> Iterator[list[Row]]:
     with processes.mcp_server(cores.load) as upstream:
-        agents = _CHOICES.format(uri=f"http://127.0.0.1:{upstream.port}/mcp")
-        with processes.node(agents, cores.gateway, settings=_VIEWS) as node:
+        agents = CHOICES.format(uri=f"http://127.0.0.1:{upstream.port}/mcp")
+        with processes.node(agents, cores.gateway, settings=VIEWS) as node:
             yield [
                 Row("all tools", *node, stateless(node.port, "/mcp", "plain_add", TOKEN)),
                 Row("tools chosen and renamed", *node, stateless(node.port, "/mcp", "chosen_plus", TOKEN)),

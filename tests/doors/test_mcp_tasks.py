@@ -140,6 +140,33 @@ async def test_who_has_not_declared_the_extension_gets_no_task(node: Node) -> No
         assert (error["code"], error["data"]) == (types.MISSING_REQUIRED_CLIENT_CAPABILITY, needed)
 
 
+@pytest.mark.parametrize(
+    ("settings", "path", "prefix"), [({}, ALONE, ""), ({"gateway_tools": "none"}, "/mcp", "tasks_")]
+)
+async def test_a_client_without_tasks_is_refused_what_can_only_be_a_task_however_often_it_calls(
+    settings: dict[str, Any], path: str, prefix: str
+) -> None:
+    """What the node has accepted of a client once, it answers without the SDK."""
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+    async with running(tasks_agent(), config={"doors": [{"kind": "mcp", **settings}]}) as node:
+        greet = {"name": f"{prefix}greet", "arguments": {"name": "Ada"}}
+        only_as_job = {"name": f"{prefix}failing_job", "arguments": {}}
+        plain: dict[str, Any] = {CAPABILITIES: {}}
+        unusual: dict[str, Any] = {CAPABILITIES: {"sampling": {"unknown": {}}}}  # so the SDK is asked first about it
+        for meta in (plain, unusual):
+            replies = []
+            for params in (only_as_job, greet, only_as_job, greet, only_as_job):
+                headers, body = modern("tools/call", params, meta=meta)
+                reply = await node.send("POST", path, json=body, headers=headers)
+                replies.append((reply.status, last_message(reply.body.decode())))
+            assert [status for status, _ in replies] == [400, 200, 400, 200, 400]
+            refusals = [message["error"] for _, message in replies[::2]]
+            assert all(error["code"] == types.MISSING_REQUIRED_CLIENT_CAPABILITY for error in refusals)
+            assert all(error == refusals[0] and error["data"] == needed for error in refusals)
+        with_tasks = await told(node, "tools/call", only_as_job, path=path)
+        assert with_tasks["resultType"] == "task"
+
+
 async def test_a_client_of_the_handshake_era_has_no_tasks(node: Node) -> None:
     async with Session(node, path=ALONE) as session:
         call = {"name": "failing_job", "arguments": {}}

@@ -41,7 +41,7 @@ from a2a_fabric.doors.mcp.light_sessions import LightSessions, is_plain_client, 
 from a2a_fabric.doors.mcp.request import DirectRequestContext, McpReply, McpRequestContext
 from a2a_fabric.doors.mcp.results import LogLevel, McpEventWriter, encode_plain_result, render_input_required
 from a2a_fabric.doors.mcp.sessions import FastSessions
-from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_token
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, has_issued_token, needs_tasks
 from a2a_fabric.doors.mcp.tool_list import is_cursor
 from a2a_fabric.doors.mcp.tools import ListingClient, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
@@ -57,6 +57,7 @@ from a2a_fabric.protocols.mcp.wire import (
     SERVER_INFO_KEY,
     SESSION_HEADER_BYTES,
     STATELESS_VERSION,
+    TASKS_EXTENSION,
     VERSION_HEADER_BYTES,
     McpMessage,
     McpProtocolError,
@@ -327,9 +328,7 @@ class FastPath:
     def is_trusted(self, request: FastRequest) -> bool:
         """Whether this envelope is certainly valid, or the SDK has accepted it before."""
         meta = request.params.meta
-        # Where no tools follow jobs, the SDK's handler refuses clients without tasks.
-        may_judge = self._catalog.has_job_tools and meta.envelope not in self._trusted
-        if may_judge and is_plain_client(meta.capabilities, meta.client):
+        if meta.envelope not in self._trusted and is_plain_client(meta.capabilities, meta.client):
             self.trust(request)
         return meta.envelope in self._trusted
 
@@ -350,6 +349,9 @@ class FastPath:
         if isinstance(params, ListToolsParams):
             request_context.client_name = (wire.decode_or_none(meta.client, _ClientName) or _ClientName()).name
             await self._send_tool_list(reply, request_context, trace, params.cursor, self._list_members)
+            return
+        if not self._catalog.has_job_tools and await self._lacks_tasks(params, request_context.principal):
+            await reply.send_error(wire.make_undeclared_error(TASKS_EXTENSION))
             return
         chain = meta.delegation_chain
         request_context.can_show_apps = _can_show_apps(meta)
@@ -391,6 +393,14 @@ class FastPath:
                 encoded = self._encode_response(tool_call, tool_call.render_failure(exc), params)
             if not reply.try_send_result(encoded):
                 await reply.send_result(encoded)
+
+    async def _lacks_tasks(self, params: StatelessCallParams, principal: Principal) -> bool:
+        """Whether the call always becomes a job, and the client could not learn how it ends."""
+        if _accepts_tasks(params.meta):
+            return False
+        if not self._catalog.is_current:
+            await self._catalog.refresh(principal)
+        return needs_tasks(self._context, self._catalog, params.name, principal)
 
     def _describe_plain_call(self, call: Call, params: StatelessCallParams, started: float) -> ToolCall:
         """For what few plain calls need: questions, a task, more than JSON, an error."""

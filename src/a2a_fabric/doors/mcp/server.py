@@ -56,7 +56,7 @@ from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
-from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool, needs_tasks
 from a2a_fabric.doors.mcp.tool_list import is_cursor
 from a2a_fabric.doors.mcp.tools import ListingClient, McpServerInfo, ToolCatalog
 from a2a_fabric.protocols import jsonrpc
@@ -252,11 +252,11 @@ class McpHandlers:
         request_context = get_request_context(ctx)
         request_context.can_show_apps = get_answer_capabilities(ctx).can_show_apps
         accepts_tasks = partial(declares_tasks, ctx)
-        needs_tasks = is_stateless_era(ctx) and self._needs_tasks(params.name, request_context.principal)
-        if needs_tasks and not accepts_tasks():
+        name, principal = params.name, request_context.principal
+        if is_stateless_era(ctx) and not accepts_tasks() and needs_tasks(self._context, self.catalog, name, principal):
             raise make_undeclared_error()
         trace, chain = request_context.trace_from_meta(ctx.meta), (ctx.meta or {}).get(DELEGATION_META_KEY)
-        call = ToolCall(self._context, self.catalog, request_context, params.name, trace, accepts_tasks, chain)
+        call = ToolCall(self._context, self.catalog, request_context, name, trace, accepts_tasks, chain)
         try:
             result = await ToolElicitation(ctx, call, params.arguments or {}).run(make_emitter(ctx, lambda: call.trace))
         except UnknownTool as exc:
@@ -265,13 +265,6 @@ class McpHandlers:
             raise MCPError(REQUEST_CANCELLED, "The caller has disconnected") from exc
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))  # the SDK takes only plain JSON values
         return plain
-
-    def _needs_tasks(self, name: str, principal: Principal) -> bool:
-        """Whether the call always becomes a job, and no listed tool could fetch its result."""
-        if self.catalog.has_job_tools:
-            return False
-        target = self._run_lookup(lambda: self.catalog.find_target(name, principal))
-        return bool(target) and self._context.jobs.find_job_after(*target) == 0
 
     async def handle_set_level(self, ctx: SdkContext, params: types.SetLevelRequestParams) -> HandlerResult:
         set_log_level(ctx, params.level)

@@ -24,6 +24,7 @@ from a2a_fabric.core.result import Answer
 from a2a_fabric.doors.mcp.results import render_task, to_error_body
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_answer_capabilities, get_request_context, is_stateless_era
 from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.protocols.mcp import wire
 from a2a_fabric.protocols.mcp.questions import ClientResponse
 from a2a_fabric.protocols.mcp.wire import TASKS_EXTENSION
 
@@ -83,10 +84,8 @@ def declares_tasks(ctx: SdkContext) -> bool:
 
 def make_undeclared_error() -> MCPError:
     """The error for a client that has not declared the extension."""
-    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
-    return MCPError(
-        types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"The client must declare {TASKS_EXTENSION} for this", needed
-    )
+    error = wire.make_undeclared_error(TASKS_EXTENSION)
+    return MCPError(error.code, error.message, error.data)
 
 
 def _check_request(ctx: SdkContext, params: McpTaskParams) -> None:

@@ -61,6 +61,17 @@ def has_issued_token(principal: Principal) -> bool:
     return principal.mode in ("jwt", "oauth2")
 
 
+def needs_tasks(context: DoorContext, catalog: ToolCatalog, name: str, principal: Principal) -> bool:
+    """Whether a call of the tool always becomes a job, and no listed tool could fetch its result."""
+    if catalog.has_job_tools:
+        return False
+    try:
+        target = catalog.find_target(name, principal)
+    except AgentNotFound:
+        return False
+    return target is not None and context.jobs.find_job_after(*target) == 0
+
+
 class ToolCall:
     """One call, made for each request. `trace` is final once the call is prepared."""
 

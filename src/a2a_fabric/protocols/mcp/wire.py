@@ -63,6 +63,7 @@ def is_stateless_version(version: str | None) -> bool:
 
 
 HEADER_MISMATCH = -32020
+MISSING_CLIENT_CAPABILITY = -32021
 REQUEST_CANCELLED = -32800  # ends the stream of a request that its client cancelled, in the handshake era
 RESOURCE_NOT_FOUND = -32002  # in the handshake era; the stateless era has INVALID_PARAMS
 
@@ -73,6 +74,12 @@ class McpProtocolError(JSONRPCError):
     def __init__(self, code: int, message: str, data: Any = None, *, status: int = 400) -> None:
         super().__init__(code, message, data)
         self.status = status
+
+
+def make_undeclared_error(extension: str) -> McpProtocolError:
+    """The error for a client of the stateless era that has not declared an extension which the request needs."""
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {extension: {}}}}
+    return McpProtocolError(MISSING_CLIENT_CAPABILITY, f"The client must declare {extension} for this", needed)
 
 
 class McpMessage(msgspec.Struct):
