@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from types import FrameType
 from typing import Any
 
+import jwt
 import pytest
 
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.web.fast_cycle import CachedHead
+from tests.doors.test_reload import edit
 from tests.fixtures.node import PSK, WAIT_TIMEOUT, Node, running
 from tests.fixtures.percy import Percy
 
@@ -125,6 +128,25 @@ async def test_a_client_that_says_close_gets_one_answer_and_the_end(node: Node) 
         await heard(connection, "second", more="Connection: close\r\n")
         async with asyncio.timeout(WAIT_TIMEOUT):
             assert await connection[0].read() == b""
+
+
+async def test_a_kept_connection_follows_settings_that_change(node: Node) -> None:
+    """The same bytes mean what the configuration of the moment says, whatever they meant before."""
+    secret, audience = "a secret that two parties share, and nobody else", "https://fabric.example"
+    claims = {"iss": "https://login.example", "sub": "eve", "aud": audience, "exp": int(time.time()) + 3600}
+    token = jwt.encode(claims, secret, algorithm="HS256")
+    issuer = {"id": "corp", "issuer": "https://login.example", "audience": [audience], "secret": secret,
+              "scopes": ["agent:percy"]}  # fmt: skip
+    async with node.raw(b"") as connection:
+        for issuers, status in (([], 401), ([issuer], 200), ([], 401), ([issuer], 200)):
+            edit(node, auth={"issuers": issuers})
+            for _ in range(2):
+                assert (await answered(connection, request("hello", token=token)))[0] == status, issuers
+        assert (await answered(connection, request("hello", token="x" * len(token))))[0] == 401
+        edit(node, auth={"keys": [{"id": "later", "key": "x" * len(token)}]})
+        assert (await answered(connection, request("hello", token="x" * len(token))))[0] == 200
+        edit(node, auth={"keys": []})
+        assert (await answered(connection, request("hello", token="x" * len(token))))[0] == 401
 
 
 @pytest.fixture

@@ -163,6 +163,7 @@ class WebApp:
         self._stops = [self.health.start_draining, *stops, *(stop for door in doors for stop in door.stop)]
         # What the server dispatches without a router, by URL; paths of `hot_routes` join when they are first used.
         self.hot_urls: dict[bytes, HotPath] = {}
+        self.on_middleware_change: Callable[[], None] | None = None  # set by the server
         self.set_middleware(token_middleware, identity_middleware)
 
     def set_middleware(
@@ -193,6 +194,8 @@ class WebApp:
         for path, endpoint in self._peer_endpoints.items():
             self._hot_paths[path] = endpoint
             self.hot_urls[path.encode()] = HotPath(path, bind_call(endpoint))
+        if self.on_middleware_change is not None:
+            self.on_middleware_change()
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:

@@ -305,9 +305,13 @@ class HttpProtocol(HttpToolsProtocol):
         if (is_extra or self.is_draining) and self.cycle is not None:
             self.cycle.keep_alive = False
 
+    def forget_head(self) -> None:
+        """The next request is parsed, and goes to the application that its path leads to now."""
+        self._last_head = None
+
     def end_after_reply(self) -> None:
         """The connection ends with its next reply, or with the one under way."""
-        self._last_head = None  # the next request is parsed, and sees `is_draining`
+        self.forget_head()  # so the next request sees `is_draining`
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
 

@@ -100,6 +100,7 @@ class HttpServer(uvicorn.Server):
         self._web = app
         self._not_ready_seconds = not_ready_seconds
         self._is_stopping = False
+        app.on_middleware_change = self._forget_heads
         if sockets:
             app.set_listen_url(url_from_socket(sockets[0], is_secure=tls is not None))
 
@@ -212,6 +213,12 @@ class HttpServer(uvicorn.Server):
         health.start_draining()
         self._end_connections_after_replies()
         asyncio.get_running_loop().call_later(pause, self._close_port)
+
+    def _forget_heads(self) -> None:
+        """Open connections remember the application that answered their last request; others count now."""
+        for connection in self.server_state.connections:
+            if isinstance(connection, HttpProtocol):
+                connection.forget_head()
 
     def _end_connections_after_replies(self) -> None:
         """A client that keeps its connection would send its next request just when the connection is closed."""
