@@ -104,7 +104,7 @@ def _run_group(
     run: dict[str, Callable[[], None]] = {
         "calls": lambda: calls.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
         "mcp": lambda: mcp_rows.run(runner, cores, Effort(1, 0.15, 0.1) if is_quick else Effort(7, 0.3, 0.3)),
-        "telemetry": lambda: telemetry.run(runner, cores, short if is_quick else Effort(9, 0.4, 0.5)),
+        "telemetry": lambda: telemetry.run(runner, cores, short if is_quick else Effort(60, 0.25, 1.0)),
         "tail": lambda: tail.run(runner, cores, Effort(1, 1.0, 0.5) if is_quick else Effort(5, 3.0, 2.0)),
         "memory": lambda: memory.run(runner, cores),
         "lists": lambda: tool_lists.run(runner, cores, short if is_quick else Effort(5, 0.5)),

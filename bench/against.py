@@ -9,7 +9,6 @@ with the interval that holds it in 95 of 100 such runs.
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +21,7 @@ import msgspec
 from bench import a2a_rows, calls, job_agent, job_rates, load, mcp_rows, processes, rest_rows, starts
 from bench.mcp_wire import handshake, stateless
 from bench.processes import TOKEN, Cores, ServerProcess
-from bench.rows import CONNECTIONS, Effort, Row, alternate, require_ready
+from bench.rows import CONNECTIONS, Effort, Row, alternate, median_interval, require_ready
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,17 +93,10 @@ def _show(pairs: dict[str, list[Row]], revision: str) -> None:
                 (a.cpu / a.calls) / (b.cpu / b.calls)
                 for a, b in zip(new.rounds[connections], old.rounds[connections], strict=True)
             ]
-            middle, (low, high) = statistics.median(ratios), _median_interval(ratios)
+            middle, (low, high) = statistics.median(ratios), median_interval(ratios)
             now, before = new.median(connections), old.median(connections)
             print(f"| {path} | {connections} | {now.cpu_us:.0f} | {before.cpu_us:.0f} "
                   f"| {middle:.3f} ({low:.3f}-{high:.3f}) | {now.rate:,.0f} | {before.rate:,.0f} |")  # fmt: skip
-
-
-def _median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the true median lies with a confidence of 95 %, by the order of the values alone."""
-    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
-    middle = (len(values) - 1) / 2
-    return ordered[max(0, math.floor(middle - half))], ordered[min(len(values) - 1, math.ceil(middle + half))]
 
 
 @contextmanager

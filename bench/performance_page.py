@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import telemetry
 from bench.results import Results, read_results
 
 _ROOT = Path(__file__).parents[1]
@@ -221,6 +222,14 @@ def _message_share(results: Results) -> str:
     return ", ".join(f"{share:.0%}" for share in shares if share is not None)
 
 
+def _telemetry_share(name: str) -> Callable[[Results], str]:
+    def measure(results: Results) -> str:
+        share = results.find("telemetry", name, telemetry.RATE_SHARE)
+        return f"{share:.1%} (at 16 connections)" if share is not None else ""
+
+    return measure
+
+
 _GOALS: dict[str, Callable[[Results], str]] = {
     "plain calls at least 70 % of the bare forwarder": _share_of("calls", "fabric node"),
     "the same with 10,000 agents": _share_of("calls", "fabric node, 10,000 agents"),
@@ -231,6 +240,8 @@ _GOALS: dict[str, Callable[[Results], str]] = {
     "handshake server: 10 times FastMCP's proxy with a reused client": _times("Fabric, handshake server", _REUSED),
     "stdio server: 4 times FastMCP's proxy with a reused client": _times("Fabric, stdio server", _REUSED_STDIO),
     "streams at least 80 % of the bare forwarder's CPU per event": _stream_share,
+    "with all telemetry at least 85 % of the calls/s without": _telemetry_share(telemetry.ALL_ON),
+    "with an address for spans that are off at least 98 %": _telemetry_share(telemetry.SPANS_OFF),
     "p99.9 under 10 times p50 beside a slow agent": _tail_ratio,
     "jobs from beginning to end, 64 callers, SQLite: 3,000/s": _whole_jobs("SQLite"),
     "the same, PostgreSQL: 1,500/s": _whole_jobs("PostgreSQL"),

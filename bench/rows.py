@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,13 @@ class Row:
 def _median_or_none(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the true median lies with a confidence of 95 %, by the order of the values alone."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    middle = (len(values) - 1) / 2
+    return ordered[max(0, math.floor(middle - half))], ordered[min(len(values) - 1, math.ceil(middle + half))]
 
 
 async def why_not_ready(row: Row, within: float = 60.0) -> str | None:

@@ -90,6 +90,13 @@ PRINTED_BY_GROUP = {
 | fabric node, tasks | 64 | 3,656 | 300 |
 | fabric node, messages | 64 | 9,000 | 100 |
 """,
+    "telemetry": """
+| telemetry, 16 connections | calls/s | CPU µs/call | calls/s, share of all off | 95 % | goal |
+|---|---|---|---|---|---|
+| all off | 19,700 | 50.4 | – | – | – |
+| spans off | 19,650 | 50.5 | 99.7% | 99.1% to 100.6% | at least 98% |
+| all on | 17,900 | 55.6 | 90.9% | 90.1% to 91.4% | at least 85% |
+""",
     "rest": """
 | REST, durable | connections | calls/s | of fabric.call |
 |---|---|---|---|
@@ -99,7 +106,7 @@ PRINTED_BY_GROUP = {
 }
 
 
-def test_goals_of_durable_work_and_memory_are_found_in_what_the_groups_print() -> None:
+def test_goals_of_durable_work_telemetry_and_memory_are_found_in_what_the_groups_print() -> None:
     results = Results()
     for group, printed in PRINTED_BY_GROUP.items():
         with record(results, group, ""):
@@ -110,6 +117,8 @@ def test_goals_of_durable_work_and_memory_are_found_in_what_the_groups_print() -
     assert measured["the same, PostgreSQL: 1,500/s"].startswith("5,717/s")
     assert measured["jobs accepted, 64 callers, NATS with one replica: 2,000/s"] == "2,900/s"
     assert measured["A2A tasks, 64 connections, SQLite: 2,000/s"].startswith("3,656/s")
+    assert measured["with all telemetry at least 85 % of the calls/s without"] == "90.9% (at 16 connections)"
+    assert measured["with an address for spans that are off at least 98 %"] == "99.7% (at 16 connections)"
     [messages] = [value for goal, value in measured.items() if "POST /v1/messages" in goal]
     assert messages == "74%, 61%"
     [memory] = [value for goal, value in measured.items() if goal.startswith("memory flat")]
