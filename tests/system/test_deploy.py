@@ -145,8 +145,9 @@ def test_systemd_accepts_the_units_and_finds_them_hardened(tmp_path: Path, folde
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze: apt-get install systemd")
-    filled = {"/opt/a2a-fabric/bin/a2a-fabric": "/bin/true", "$$": "$", "$program": "/bin/true", "$user": "daemon"}
-    text = (ROOT / folder / "a2a-fabric.service").read_text().replace("$folder", str(tmp_path))
+    filled = {"/opt/a2a-fabric/bin/a2a-fabric": "/bin/true", "$$": "$", "$program": "/bin/true", "$user": "daemon",
+              "$folder": str(tmp_path), "$quoted_folder": str(tmp_path)}  # fmt: skip
+    text = (ROOT / folder / "a2a-fabric.service").read_text()
     for name, value in filled.items():
         text = text.replace(name, value)
     path = tmp_path / "a2a-fabric.service"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,22 @@ def test_init_writes_what_check_accepts_and_overwrites_nothing(machine: Machine)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_the_unit_of_init_is_right_in_a_folder_with_any_name(machine: Machine) -> None:
+    name = 'my node, 100% "mine"'
+    assert machine.run("init", name, "--yes", "--with", "unit").returncode == 0
+    folder = (machine.folder / name).resolve()
+    unit = folder / "a2a-fabric.service"
+    lines = dict(line.partition("=")[::2] for line in unit.read_text().splitlines() if "=" in line)
+    escaped = str(folder).replace("%", "%%")
+    assert lines["WorkingDirectory"] == escaped
+    quoted = escaped.replace('"', '\\"')
+    assert lines["ReadWritePaths"] == f'"{quoted}"'
+    if (analyze := shutil.which("systemd-analyze")) is not None:
+        unit.write_text(unit.read_text().replace(f"User={lines['User']}", "User=daemon"))
+        done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_init_keeps_the_address_of_a_server_with_its_password_in_env(machine: Machine) -> None:
     address = "postgresql://fabric:secret-word@db.example/fabric"
     assert machine.run("init", "new", "--yes", "--store", address, "--listen", "0.0.0.0:8000").returncode == 0
@@ -172,6 +189,10 @@ def test_the_compose_file_of_init_has_a_node_and_its_database(machine: Machine) 
     compose = yaml.safe_load((machine.folder / "new" / "compose.yaml").read_text())
     assert set(compose["services"]) == {"node", "postgres"}
     assert compose["services"]["node"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert machine.run("init", "other", "--yes", "--with", "compose", "--listen", "127.0.0.1:9000").returncode == 0
+    other = yaml.safe_load((machine.folder / "other" / "compose.yaml").read_text())["services"]["node"]
+    assert other["ports"] == ["127.0.0.1:9000:9000"]
+    assert other["environment"]["FABRIC_HEALTH_URL"] == "http://127.0.0.1:9000/readyz"  # the image asks port 8000
     secrets = (machine.folder / "new" / ".env").read_text()
     password = secrets.partition("POSTGRES_PASSWORD=")[2].splitlines()[0]
     assert f"FABRIC_STORE=postgresql://fabric:{password}@postgres/fabric" in secrets

@@ -33,6 +33,7 @@ from a2a_fabric.version import __version__
 Extra = Literal["none", "unit", "compose"]
 _SECRET_MODE = 0o600
 _ALWAYS_WRITTEN = ("fabric.yaml", "agents.yaml", ".env")
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9:/._%+@-]+")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9:/._-]*[A-Za-z0-9/._-]")
 
 
@@ -130,8 +131,9 @@ def _render_files(node: NewNode) -> dict[str, tuple[str, int]]:
         "store": "env:FABRIC_STORE" if is_server or is_compose else _quote(node.store),
         "version": __version__,
         "port": str(port),
-        "folder": str(node.folder.resolve()),
-        "program": _find_program(),
+        "folder": str(node.folder.resolve()).replace("%", "%%"),
+        "quoted_folder": _quote_for_unit(str(node.folder.resolve())),
+        "program": " ".join(_quote_for_unit(word).replace("$", "$$") for word in _find_program()),
         "user": _find_user(),
     }
     secret_lines = [f"FABRIC_PSK={key}"]
@@ -174,9 +176,15 @@ def _find_user() -> str:
     return "a2a-fabric" if name == "root" else name
 
 
-def _find_program() -> str:
+def _find_program() -> list[str]:
     program = Path(sys.argv[0])
-    return str(program.absolute()) if program.name == "a2a-fabric" else f"{sys.executable} -m a2a_fabric"
+    return [str(program.absolute())] if program.name == "a2a-fabric" else [sys.executable, "-m", "a2a_fabric"]
+
+
+def _quote_for_unit(word: str) -> str:
+    """As one word of a unit for systemd."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return escaped if _PLAIN_WORD.fullmatch(escaped) else f'"{escaped}"'
 
 
 def _refuse_existing(folder: Path, names: Iterable[str]) -> None:
