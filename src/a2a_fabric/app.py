@@ -38,6 +38,7 @@ from a2a_fabric.node.context import (
     NodeContext,
     build_call_history,
     build_guards,
+    build_history_pruner,
     build_matcher,
     build_recorder,
     build_source,
@@ -121,6 +122,9 @@ class Fabric:
             self._build(stack, memory)
             if self._receipt_writer is not None:
                 stack.push_async_callback(self._receipt_writer.flush)  # after the last call has ended
+            if self.history_pruner is not None:
+                self.history_pruner.start()
+                stack.push_async_callback(self.history_pruner.aclose)
             if self.call_history is not None:
                 self.call_history.start()
                 stack.push_async_callback(self.call_history.aclose)  # as well
@@ -254,7 +258,8 @@ class Fabric:
         )
         if self._peers is not None:
             stack.push_async_callback(self._peers.aclose)
-        self.call_history = build_call_history(config, self.store, self.telemetry.metrics)
+        self.history_pruner = build_history_pruner(config, self.store)
+        self.call_history = build_call_history(config, self.store, self.telemetry.metrics, self.history_pruner)
         return NodeContext(
             config=config,
             base=self._base,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import Forbidden, StoreUnavailable
 from a2a_fabric.core.propagation import new_id, new_trace
-from a2a_fabric.core.spans import StoredCall
+from a2a_fabric.core.spans import CallFilter, StoredCall
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.marks import requirement
 
@@ -266,6 +267,48 @@ async def test_more_calls_than_the_node_records_are_counted_as_lost() -> None:
         assert reply["lost"] + len(reply["calls"]) == 20
         page = (await node.send("GET", "/metrics")).body.decode()
         assert f"fabric_history_lost_total {float(reply['lost'])}" in page
+
+
+async def test_the_history_holds_its_bound_whatever_the_rate_of_calls() -> None:
+    config = {"store": "memory:", "history": {"keep_calls": 20}}
+    async with running(*make_agents(), config=config) as node:
+        for _ in range(10):
+            await asyncio.gather(*(node.ask("percy", "reason") for _ in range(20)))
+            await list_calls(node)
+
+        async def is_within_bound() -> bool:
+            return len(await list_calls(node, limit=500)) <= 20
+
+        await eventually(is_within_bound)
+
+
+async def test_what_was_kept_before_the_history_was_switched_off_still_grows_too_old() -> None:
+    config = {"store": "memory:", "history": {"enabled": False, "keep_seconds": 60}}
+    async with running(*make_agents(), config=config) as node:
+        now = time.time()
+        records = [
+            StoredCall(trace_id=new_id(), span_id="s", started_at=now - age, owner="psk", body=b"{}")
+            for age in (90, 30)
+        ]
+        await node.fabric.store.calls.append(records)
+        assert node.fabric.history_pruner is not None
+        await node.fabric.history_pruner.prune()
+        assert [call.trace_id for call in await node.fabric.store.calls.list(CallFilter())] == [records[1].trace_id]
+
+
+async def test_records_that_wait_for_the_store_are_bounded_by_their_size() -> None:
+    config = {"store": "memory:", "history": {"payloads": True, "payload_bytes": 1 << 20}}
+    async with running(*make_agents(), config=config) as node:
+        history = node.fabric.call_history
+        assert history is not None
+        away = history._store = AwayCalls(history._store)  # type: ignore[assignment]  # as if the database were down
+        for _ in range(30):
+            await node.ask("percy", "reason", "x" * 900_000)  # it is in the answer, too
+        assert await list_calls(node) == []
+        away.is_away = False
+        kept = len(await list_calls(node))
+        assert 10 < kept < 25
+        assert history.lost == 30 - kept
 
 
 class AwayCalls:

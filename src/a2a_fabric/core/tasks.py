@@ -230,14 +230,20 @@ async def repeat_forever(
 
 
 async def prune_forever(
-    prune_batch: Callable[[], Awaitable[bool]], interval: float, log: logging.Logger, what: str
+    prune_batch: Callable[[], Awaitable[bool]],
+    interval: float,
+    log: logging.Logger,
+    what: str,
+    is_due: Signal | None = None,
 ) -> None:
     """Remove old rows about every `interval` seconds. `prune_batch` removes some, and says whether none are left.
 
-    The interval varies at random, so that the nodes that share a store do not prune it at the same moment.
+    The interval varies at random, so that the nodes that share a store do not prune it at the same moment. `is_due`
+    wakes it earlier.
     """
     while True:
-        await asyncio.sleep(interval * (0.5 + random.random()))
+        pause = interval * (0.5 + random.random())
+        await (asyncio.sleep(pause) if is_due is None else is_due.wait(pause))
         try:
             while not await prune_batch():  # noqa: ASYNC110  # the pause is for other writers; nothing is polled
                 await asyncio.sleep(_PRUNE_PAUSE)  # a pause for other writers, not a poll

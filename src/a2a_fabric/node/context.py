@@ -28,7 +28,7 @@ from a2a_fabric.node.limits import NodeLimits
 from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
-from a2a_fabric.telemetry.history import CallHistory
+from a2a_fabric.telemetry.history import CallHistory, HistoryPruner
 from a2a_fabric.telemetry.log import LogStream, LogWriter, capture_log_records
 from a2a_fabric.telemetry.log_file import LogFile
 from a2a_fabric.telemetry.metrics import Metrics
@@ -147,12 +147,19 @@ def build_telemetry(
     return Telemetry(writer, metrics, find_agent, payloads=settings.payloads)
 
 
-def build_call_history(config: Config, store: Store, metrics: Metrics) -> CallHistory | None:
-    """None if it is switched off, or the store is a plug-in's that keeps no calls."""
+def build_history_pruner(config: Config, store: Store) -> HistoryPruner | None:
+    """None if the store is a plug-in's that keeps no calls."""
     calls: CallStore | None = getattr(store, "calls", None)
-    if not config.history.enabled or calls is None:
+    return None if calls is None else HistoryPruner(calls, config.history)
+
+
+def build_call_history(
+    config: Config, store: Store, metrics: Metrics, pruner: HistoryPruner | None
+) -> CallHistory | None:
+    """None if it is switched off, or the store keeps no calls."""
+    if not config.history.enabled or pruner is None:
         return None
-    history = CallHistory(calls, config.history, config.node_id)
+    history = CallHistory(store.calls, config.history, config.node_id, pruner)
     metrics.add_source(history.render_metrics)
     return history
 

@@ -5,7 +5,8 @@ Invariants:
 - A call never waits for its record. `add` appends to a bounded buffer, or counts the record as lost.
 - The records of a second are at most `calls_per_second`, so that a busy node spends its time on calls. When the buffer
   is nearly full, only records of failed calls are taken.
-- While the store is away, records wait in memory, up to a bound; then the oldest are lost, and counted.
+- While the store is away, records wait in memory, up to a number and a size; then the oldest are lost, and counted.
+- The bounds of the store hold at any rate: a process that has written a tenth of one removes what is too much.
 - Those who follow the calls read the store, which numbers them: so they see the calls of all processes and nodes."""
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from a2a_fabric.core.redaction import redact_json
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import CallFilter, CallRecord, CallStore, StoredCall, decode_record, encode_record
 from a2a_fabric.core.stores import call_store, call_store_within
-from a2a_fabric.core.tasks import cancel_and_wait, prune_forever
+from a2a_fabric.core.tasks import Signal, cancel_and_wait, prune_forever
 from a2a_fabric.telemetry.metrics import render_value
 from a2a_fabric.telemetry.settings import HistorySettings
 from a2a_fabric.telemetry.spans import build_record
@@ -35,13 +36,56 @@ _WRITE_EVERY = 0.2
 _BURST_SECONDS = 4.0  # of calls at the highest rate that may wait in the buffer
 _ROOM_FOR_FAILURES = 0.2  # of the buffer
 _MAX_UNWRITTEN = 5000
+_MAX_UNWRITTEN_BYTES = 32 * 1024 * 1024
 _WRITE_TIMEOUT = 10.0
 _RETRY_SECONDS = 5.0
 _PRUNE_INTERVAL = 30.0
+_PRUNE_SHARE = 0.1  # of `keep_calls` or `keep_bytes`; after so much was written, the interval is not waited for
 _PRUNE_BATCH = 1000
 _CALLS_PER_TURN = 16  # that are encoded between two turns of the event loop
 
 _log = logging.getLogger(__name__)
+
+
+class HistoryPruner:
+    """Keeps the stored calls within the bounds of the settings, also of a history that was switched off."""
+
+    def __init__(self, store: CallStore, settings: HistorySettings, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._is_due = Signal()
+        self._calls_written = 0  # since the last look
+        self._bytes_written = 0
+        self._task: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(
+            prune_forever(self.prune, _PRUNE_INTERVAL, _log, "the call history", self._is_due)
+        )
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+
+    def note_written(self, records: Sequence[StoredCall]) -> None:
+        self._calls_written += len(records)
+        self._bytes_written += sum(len(record.body) for record in records)
+        share = max(
+            self._calls_written / self._settings.keep_calls,
+            self._bytes_written / self._settings.keep_bytes,
+        )
+        if share >= _PRUNE_SHARE:
+            self._is_due.wake()
+
+    async def prune(self) -> bool:
+        """Remove some of what is too old or too much; whether that was all."""
+        self._calls_written = self._bytes_written = 0
+        settings = self._settings
+        removed = await self._store.prune(
+            self._clock() - settings.keep_seconds, settings.keep_calls, settings.keep_bytes, _PRUNE_BATCH
+        )
+        return removed < _PRUNE_BATCH
 
 
 class CallHistory:
@@ -50,7 +94,7 @@ class CallHistory:
         store: CallStore,
         settings: HistorySettings,
         node: str,
-        clock: Callable[[], float] = time.time,
+        pruner: HistoryPruner,
     ) -> None:
         self.lost = 0  # records that were left out or could not be written
         self.written = 0
@@ -59,7 +103,7 @@ class CallHistory:
         self._store = store
         self._settings = settings
         self._node = node
-        self._clock = clock
+        self._pruner = pruner
         self._buffer: deque[CallRecording | tuple[str, CallRecord]] = deque()
         self._size = int(settings.calls_per_second * _BURST_SECONDS)
         self._size_for_successes = int(self._size * (1 - _ROOM_FOR_FAILURES))
@@ -69,7 +113,7 @@ class CallHistory:
         self._turns: float = self._size
         self._turns_at = time.monotonic()
         self._retry_at = 0.0
-        self._task: asyncio.Future[tuple[None, None]] | None = None
+        self._task: asyncio.Future[None] | None = None
 
     @property
     def is_nearly_full(self) -> bool:
@@ -107,9 +151,7 @@ class CallHistory:
         yield render_value("fabric_history_lost_total", "counter", "Records left out of the history", self.lost)
 
     def start(self) -> None:
-        self._task = asyncio.gather(
-            self._write_forever(), prune_forever(self._prune, _PRUNE_INTERVAL, _log, "the call history")
-        )
+        self._task = asyncio.ensure_future(self._write_forever())
 
     async def aclose(self) -> None:
         """Write what waits, as far as the store takes it."""
@@ -191,9 +233,7 @@ class CallHistory:
 
     async def _write(self) -> None:
         async with self._turn:
-            if len(self._unwritten) > _MAX_UNWRITTEN:
-                self.lost += len(self._unwritten) - _MAX_UNWRITTEN
-                del self._unwritten[:-_MAX_UNWRITTEN]
+            self._drop_oldest()
             batch = self._unwritten
             if not batch:
                 return
@@ -214,13 +254,18 @@ class CallHistory:
                 self.written += len(batch)
                 self._has_written.set()
                 self._has_written = asyncio.Event()
+                self._pruner.note_written(batch)
 
-    async def _prune(self) -> bool:
-        settings = self._settings
-        removed = await self._store.prune(
-            self._clock() - settings.keep_seconds, settings.keep_calls, settings.keep_bytes, _PRUNE_BATCH
-        )
-        return removed < _PRUNE_BATCH
+    def _drop_oldest(self) -> None:
+        """Of the records that wait, so that they are neither too many nor too large."""
+        size = 0
+        for number, record in enumerate(reversed(self._unwritten)):
+            size += len(record.body)
+            if number and (number >= _MAX_UNWRITTEN or size > _MAX_UNWRITTEN_BYTES):
+                excess = len(self._unwritten) - number
+                self.lost += excess
+                del self._unwritten[:excess]
+                return
 
 
 def _encode_payload(value: object, limit: int) -> str:
