@@ -49,7 +49,7 @@ NODES = {
         (FAULTS, "test_clocks_that_are_minutes_apart_change_nothing_for_callers"),
         (UNIT, "test_clocks_that_differ_by_minutes_do_no_harm"),
     ],
-    "a node has another key": [(MESH, "test_a_node_without_the_key_of_the_mesh_is_no_part_of_it")],
+    "a node has another key, or none": [(MESH, "test_a_node_without_the_key_of_the_mesh_is_no_part_of_it")],
     "a node of an earlier version": [(FAULTS, "test_a_node_of_the_previous_version_is_part_of_the_mesh")],
     "a node whose protocol is too old or too new": [
         (UNIT, "test_a_node_with_a_protocol_that_one_side_does_not_understand_is_not_taken_in_until_it_is_updated")

@@ -354,9 +354,14 @@ async def test_a_node_without_the_key_of_the_mesh_is_no_part_of_it(mesh: Mesh, t
     with ExitStack() as stack:
         stranger = start_node(tmp_path / "stranger", stack, mesh_key="another-secret-of-16")
         until(lambda: "joined the mesh" in stranger.said, "the stranger to be connected")
+        sentence = "it has another `key`. Nodes hear each other only with the same `key`"
+        until(lambda: f"said to be of node 'one', was dropped: {sentence}" in stranger.said, "the stranger to be told")
+        one = mesh.nodes[0]
+        until(lambda: f"said to be of node 'stranger', was dropped: {sentence}" in one.said, "the others to be told")
         await asyncio.sleep(2.5)  # more than two heartbeats
         assert online(stranger) == {"of-stranger"}
-        assert "of-stranger" not in online(mesh.nodes[0])
+        assert "of-stranger" not in online(one)
+        assert one.said.count("said to be of node 'stranger'") == 1
 
 
 async def test_of_two_nodes_with_one_name_the_later_gives_way_and_says_so(mesh: Mesh, tmp_path: Path) -> None:

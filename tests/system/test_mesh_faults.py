@@ -139,6 +139,49 @@ async def test_a_node_whose_connection_falls_silent_goes_on_alone_and_joins_agai
             assert (await ask(stays, "far"))["result"]["node"] == "far"
 
 
+async def test_announcements_that_were_recorded_bring_back_no_node_and_silence_none(nats: NatsServer) -> None:
+    """A client of NATS that has no key sends again what it heard."""
+    address = f"nats://127.0.0.1:{nats.port}"
+    connection = await NatsConnection.open(parse_nats_address(address).settings, "recorder", WAIT_TIMEOUT)
+    recorded: list[bytes] = []
+    subject = b"fabric.recorded.announce"
+    try:
+        await connection.client.subscribe_directly(subject.decode(), recorded.append)
+        async with NatsRelay(nats.port) as relay, joined("near", address, "recorded") as near:
+            async with joined("far", f"nats://127.0.0.1:{relay.port}", "recorded") as far:
+                await wait_until_online(near, "far")
+                await wait_until_online(far, "near")
+                relay.hold()  # it is killed
+                await wait_until_offline(near, "far")
+                heard = list(recorded)
+
+                async def has_replayed() -> bool:
+                    for announcement in heard:
+                        connection.client.publish_soon(subject, announcement)
+                    return len(recorded) > 6 * len(heard)
+
+                await eventually(has_replayed)
+                assert [each["node"] for each in (await near.operation("fabric.node.list"))["result"]["nodes"]] == ["near"]
+                relay.go_on()
+                relay.drop()
+                await wait_until_online(near, "far")
+            async with joined("far", address, "recorded") as far:  # another start of it
+                await wait_until_online(near, "far")
+                replayed = len(recorded)
+                heard = recorded[:replayed]
+
+                async def has_replayed_once() -> bool:
+                    return len(recorded) > 2 * replayed
+
+                for announcement in heard:
+                    connection.client.publish_soon(subject, announcement)
+                await eventually(has_replayed_once)
+                assert (await far.operation("fabric.health"))["result"]["mesh"]["problem"] is None
+                assert (await ask(near, "far"))["result"]["node"] == "far"
+    finally:
+        await connection.aclose()
+
+
 async def test_calls_over_a_slow_nats_are_slow_and_right(nats: NatsServer) -> None:
     async with (
         NatsRelay(nats.port) as relay,

@@ -301,6 +301,42 @@ def test_a_node_that_was_started_again_is_a_new_member_and_its_old_words_count_n
     assert not membership.is_member("a", "a@1.0")
 
 
+def test_a_recorded_announcement_changes_nothing_when_it_is_sent_again() -> None:
+    heard = Heard()
+    membership = heard.build()
+    recorded = [announce("a", number=number, revision=str(number)) for number in (1, 2, 3)]
+    for announcement in recorded:
+        membership.hear(announcement, now=0.0)
+    membership.hear(announce("a", number=4, revision="3", connections=1), now=1.0)
+    told = list(heard.events)
+    for announcement in recorded:
+        membership.hear(announcement, now=4.0)
+    assert membership.members["a"].announcement.connections == 1
+    membership.expire(now=5.0)  # the recorded ones are no sign of life
+    assert heard.events == [*told, ("leave", "a")]
+    for announcement in recorded:
+        membership.hear(announcement, now=6.0)
+    membership.hear(announce("a"), now=6.0)  # as an earlier version would announce itself
+    assert membership.members == {}
+    membership.hear(announce("a", number=5), now=7.0)
+    assert set(membership.members) == {"a"}
+
+
+def test_a_node_gives_way_to_no_recorded_announcement_of_its_own_name() -> None:
+    node = Heard().build("twin", 9.0)
+    node.hear(announce("twin", 3.0, number=7), now=0.0)
+    node.hear(announce("twin", 3.0, number=8, for_start="twin@1.0"), now=0.0)
+    assert node.conflict is None
+    node.hear(announce("twin", 3.0, number=9, for_start="twin@9.0"), now=1.0)
+    node.hear(announce("twin", 3.0, number=10), now=4.0)
+    node.expire(now=5.0)
+    assert node.conflict is not None
+    node.hear(announce("twin", 2.0, number=1, state="left"), now=5.0)
+    assert node.conflict is not None
+    node.hear(announce("twin", 3.0, number=11, state="left"), now=5.0)
+    assert node.conflict is None
+
+
 def test_the_later_of_two_nodes_with_one_name_gives_way() -> None:
     later, earlier = Heard().build("twin", 9.0), Heard().build("twin", 3.0)
     later.hear(announce("twin", 3.0), now=0.0)

@@ -4,9 +4,13 @@ An announcement is a lease on everything that its node holds. It says which revi
 that the others fetch the list of its agents only when it has changed. Times are measured by the receiver's own clock,
 so clocks that differ do no harm.
 
+The announcements of one start of a node are numbered, and each number counts once. So an announcement that was recorded
+and is sent again changes nothing: it brings back no node that is gone, no earlier load and no earlier connection.
+
 Two nodes with one name would take each other's requests. So a node that starts first asks whether its name is taken
 (`joining`), and the others tell it who they are. The one that started later gives way: it stays alone and says so in
-its log and its health, until the other one is gone.
+its log and its health, until the other one is gone. It gives way only to an announcement that answers this start of it,
+since one of its own earlier starts may have been recorded.
 
 Nodes of different versions of this program are one mesh as long as each understands the protocol that the other speaks.
 New fields are added with defaults and unknown ones are ignored, so a new version of the protocol is rare."""
@@ -20,6 +24,7 @@ import msgspec
 
 _log = logging.getLogger(__name__)
 _SILENT_BEATS = 3.5  # heartbeats until a silent node counts as gone: under five seconds with the default
+_STARTS = 10_000  # of nodes, whose last numbers are remembered
 
 STOPPED = "it stopped"
 PROTOCOL = 1  # of announcements, messages and frames
@@ -44,6 +49,8 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     oldest_protocol: int = 1
     connections: int = 0  # how often it has connected to NATS: what was under way between two of them may be lost
     url: str = ""  # where calls may be sent over HTTP
+    number: int = 0  # it grows with each announcement of this start; a node of an earlier version has none
+    for_start: str = ""  # the start of the node that this announcement answers
 
 
 def describe_mismatch(announcement: Announcement) -> str | None:
@@ -73,8 +80,8 @@ class Membership:
     """A pure table: announcements and the time go in, calls of the listeners come out.
 
     `on_join` is called with a member that is new or was restarted, `on_leave` with one that is gone and why,
-    `on_change` with one whose catalog has another revision, `on_newcomer` with the name of one that asks who is there,
-    `on_reconnect` with one whose connection was lost and is back.
+    `on_change` with one whose catalog has another revision, `on_newcomer` with the name and the start of one that asks
+    who is there, `on_reconnect` with one whose connection was lost and is back.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class Membership:
         on_join: Callable[[Member], None],
         on_leave: Callable[[Member, str], None],
         on_change: Callable[[Member], None],
-        on_newcomer: Callable[[str], None] = lambda name: None,
+        on_newcomer: Callable[[str, str], None] = lambda name, start_id: None,
         on_reconnect: Callable[[Member], None] = lambda member: None,
     ) -> None:
         self._on_reconnect = on_reconnect
@@ -100,13 +107,17 @@ class Membership:
         self.refused: dict[str, Member] = {}  # nodes to which this one cannot talk
         self.conflict: str | None = None  # why this node must not announce itself
         self._conflict_ends_at = 0.0
+        self._twin = ""  # the start to which this node gives way
+        self._numbers: dict[tuple[str, str], int] = {}  # the last one of each start, the latest heard last
 
     def hear(self, announcement: Announcement, now: float) -> None:
+        if not self._accept_number(announcement):
+            return
         if announcement.member == self._own_member:
             self._check_own_name(announcement, now)
             return
         if announcement.state == "joining":
-            self._on_newcomer(announcement.member)
+            self._on_newcomer(announcement.member, announcement.start_id)
             return
         if (mismatch := describe_mismatch(announcement)) is not None:
             self._refuse(announcement, mismatch, now)
@@ -163,15 +174,30 @@ class Membership:
         del self.members[member.name]
         self._on_leave(member, reason)
 
+    def _accept_number(self, announcement: Announcement) -> bool:
+        """False for an announcement that was there before, or is older than the last one of the same start."""
+        start = announcement.member, announcement.start_id
+        last = self._numbers.get(start, 0)
+        if 0 < last and announcement.number <= last:
+            return False
+        self._numbers.pop(start, None)
+        if len(self._numbers) >= _STARTS:
+            del self._numbers[next(iter(self._numbers))]
+        self._numbers[start] = announcement.number
+        return True
+
     def _check_own_name(self, announcement: Announcement, now: float) -> None:
-        other_key = (announcement.started_at, announcement.start_id)
-        if other_key == self._own_key:
+        other_key, own_start = (announcement.started_at, announcement.start_id), self._own_key[1]
+        if announcement.start_id == own_start:
             return
+        if announcement.for_start == own_start or not announcement.number:
+            self._twin = announcement.start_id
+        is_there = announcement.start_id == self._twin  # else it may have been recorded
         if announcement.state == "left":
-            self.conflict = None
+            self.conflict = None if is_there else self.conflict
         elif other_key > self._own_key:
-            self._on_newcomer(announcement.member)  # so that it gives way
-        else:
+            self._on_newcomer(announcement.member, announcement.start_id)  # so that it gives way
+        elif is_there:
             self._conflict_ends_at = now + _SILENT_BEATS * announcement.heartbeat
             if self.conflict is None:
                 self.conflict = (

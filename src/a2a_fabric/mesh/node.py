@@ -55,6 +55,7 @@ _MAX_PAUSE = 10.0
 _JOIN_SECONDS = 0.5
 _RETURN_TIMEOUT = 15.0  # seconds for which a request waits for a node that is being restarted
 _RESTART_SECONDS = 60.0  # a node that stopped may be back within them
+_MAX_TOLD = 100  # nodes with another key, each of which the log names once
 _SETTLE_SECONDS = 0.05  # changes within it are announced together
 _encode = msgspec.msgpack.Encoder().encode
 _announcement_decoder = msgspec.msgpack.Decoder(Announcement)
@@ -115,7 +116,7 @@ class Mesh:
             on_join=self._on_join,
             on_leave=self._on_leave,
             on_change=self._fetch_soon,
-            on_newcomer=lambda name: self._run_soon(self._announce(name)),
+            on_newcomer=lambda name, start_id: self._run_soon(self._announce(name, start_id)),
             on_reconnect=lambda member: self._interrupt(member.name),
         )
         own, direct = NodeStart(member, self.start_id), settings.direct
@@ -127,6 +128,9 @@ class Mesh:
         self._exports: ExportedAgents | None = None
         self._state: str = "joining"
         self._connections = 0
+        self._announced = 0
+        self._unheard = 0  # announcements that were not signed with the key of this node, or could not be read
+        self._told_of: set[str] = set()  # nodes of which the log says so
         self._has_joined = False  # it has announced itself, and is reachable
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped_at: dict[str, float] = {}  # nodes that said that they stop, and may be back
@@ -248,7 +252,7 @@ class Mesh:
         yield f"# TYPE fabric_mesh_nodes gauge\nfabric_mesh_nodes {float(len(nodes))!r}\n"
         yield "# HELP fabric_mesh_joined Whether this node is in its mesh\n# TYPE fabric_mesh_joined gauge\n"
         yield f"fabric_mesh_joined {float(nodes[0].problem is None)!r}\n"
-        dropped = 0 if self._mailbox is None else self._mailbox.dropped
+        dropped = self._unheard + (0 if self._mailbox is None else self._mailbox.dropped)
         yield "# HELP fabric_mesh_dropped_messages_total Messages that were not signed or could not be read\n"
         yield f"# TYPE fabric_mesh_dropped_messages_total counter\nfabric_mesh_dropped_messages_total {dropped}\n"
         for name, text in (("agents", "Agents that a node offers"), ("calls", "Calls that a node works on")):
@@ -358,11 +362,12 @@ class Mesh:
         except Exception as error:  # the library has many
             raise ConnectFailed(f"NATS did not take the message: {error or type(error).__name__}") from error
 
-    async def _announce(self, newcomer: str = "") -> None:
-        """To all, or to a node that has just joined and knows no other yet."""
+    async def _announce(self, newcomer: str = "", for_start: str = "") -> None:
+        """To all, or to a node that has just joined and knows no other yet; `for_start` is that node's start."""
         if self._membership.conflict is not None and self._state == "up":
             return
         exports = self._exports
+        self._announced += 1
         announcement = Announcement(
             member=self.member,
             node=self._node_id,
@@ -379,6 +384,8 @@ class Mesh:
             oldest_protocol=OLDEST_PROTOCOL,
             connections=self._connections,
             url="" if self.direct is None else self.direct.url,
+            number=self._announced,
+            for_start=for_start,
         )
         content = _encode(announcement)
         if self._key is not None:
@@ -395,17 +402,32 @@ class Mesh:
     def _sign(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, key=self._key or b"", digest_size=16).digest()
 
-    def _hear(self, content: bytes) -> None:
-        if self._key is not None:
-            signature, content = content[:16], content[16:]
-            if not hmac.compare_digest(signature, self._sign(content)):
-                return
+    def _hear(self, payload: bytes) -> None:
+        content = payload if self._key is None else payload[16:]
+        if self._key is not None and not hmac.compare_digest(payload[:16], self._sign(content)):
+            self._refuse(payload)
+            return
         try:
             announcement = _announcement_decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _log.warning("an announcement in the mesh cannot be read: %s", error)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._refuse(payload)
             return
         self._membership.hear(announcement, time.monotonic())
+
+    def _refuse(self, payload: bytes) -> None:
+        """Say once of each node that it has another key. Its name may be false: nothing proves it."""
+        self._unheard += 1
+        name, reason = "", "it cannot be read"
+        for signed in (False, True):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                name = _announcement_decoder.decode(payload[16:] if signed else payload).member
+                reason = "it has another `key`" if signed and self._key else "only one of the two has a `key`"
+        if name not in self._told_of and len(self._told_of) < _MAX_TOLD:
+            self._told_of.add(name)
+            _log.warning(
+                "an announcement in the mesh %s, said to be of node %.80r, was dropped: %s. Nodes hear each other only "
+                "with the same `key` under `mesh`", self._settings.name, name, reason,
+            )  # fmt: skip
 
     def _on_join(self, member: Member) -> None:
         assert self._mailbox is not None  # noqa: S101
@@ -421,7 +443,7 @@ class Mesh:
         self._joined = asyncio.Event()
         self._others[member.name] = _OtherNode(member, peer)
         _log.info("node %s (site %s, version %s) is in the mesh", member.name, announcement.site, announcement.version)
-        self._run_soon(self._announce(member.name))
+        self._run_soon(self._announce(member.name, announcement.start_id))
         self._fetch_soon(member)
 
     def _on_leave(self, member: Member, reason: str) -> None:
