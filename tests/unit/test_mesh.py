@@ -55,8 +55,14 @@ class Bus:
     def __init__(self) -> None:
         self.mailboxes: dict[str, NodeMailbox] = {}
         self.sent: list[tuple[str, bytes]] = []
+        self.starts: dict[str, str] = {}
+        self.copies = 1
 
-    def add(self, name: str, app: Any, key: bytes | None = b"k" * 32, start_id: str = "") -> NodeMailbox:
+    def add(
+        self, name: str, app: Any, key: bytes | None = b"k" * 32, start_id: str = "", *, is_old: bool = False
+    ) -> NodeMailbox:
+        """`is_old`: of an earlier version."""
+        self.starts[name] = "" if is_old else start_id or f"start-{name}"
         mailbox = NodeMailbox(
             name,
             start_id or f"start-{name}",
@@ -65,6 +71,7 @@ class Bus:
             app,
             body_limit=BodyLimit(1 << 20),
             is_member=self._is_member,
+            find_start=lambda node: "" if is_old else self.starts.get(node, ""),
             key=key,
         )
         self.mailboxes[mailbox.subject] = mailbox
@@ -73,7 +80,8 @@ class Bus:
     async def publish(self, subject: str, payload: bytes) -> None:
         self.sent.append((subject, payload))
         if (mailbox := self.mailboxes.get(subject)) is not None:
-            mailbox.receive(payload)
+            for _ in range(self.copies):
+                mailbox.receive(payload)
 
     def _is_member(self, name: str, start_id: str) -> bool:
         return f"{PREFIX}.{name}" in self.mailboxes and start_id == f"start-{name}"
@@ -209,6 +217,49 @@ async def test_a_message_that_is_not_signed_for_this_node_or_was_there_before_is
     stranger.receive(recorded)
     assert stranger.dropped == 1
     assert subject == there.subject
+
+
+async def test_what_was_recorded_before_a_restart_is_worth_nothing_after_it() -> None:
+    bus, answered = Bus(), 0
+
+    async def count(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal answered
+        answered += 1
+        await echo(scope, receive, send)
+
+    here = bus.add("a", nothing)
+    bus.add("b", count)
+    await here.client_for("b").request("POST", "/", body=b"before", timeout=5, limit=100)
+    (request,) = (payload for subject, payload in bus.sent if subject == f"{PREFIX}.b")
+    (reply,) = (payload for subject, payload in bus.sent if subject == f"{PREFIX}.a")
+    there = bus.add("b", count, start_id="start-b again")
+    there.receive(request)
+    assert (answered, there.dropped) == (1, 1)
+    here = bus.add("a", nothing, start_id="start-a again")
+    waiting = asyncio.ensure_future(here.client_for("nowhere").request("POST", "/", timeout=0.2, limit=100))
+    await asyncio.sleep(0)
+    here.receive(reply)  # to a request of the same number
+    with pytest.raises(DeadlineExceeded):
+        await waiting
+    assert here.dropped == 1
+
+
+@pytest.mark.parametrize(("client_is_old", "server_is_old"), [(True, False), (False, True)])
+async def test_a_node_of_an_earlier_version_is_asked_and_answered(client_is_old: bool, server_is_old: bool) -> None:
+    bus, body = Bus(), bytes(range(256)) * 2000
+    here, there = bus.add("a", nothing, is_old=client_is_old), bus.add("b", echo, is_old=server_is_old)
+    reply = await here.client_for("b").request("POST", "/", body=body, timeout=5, limit=1 << 20)
+    assert reply.body == body
+    await asyncio.gather(here.aclose(), there.aclose())
+
+
+async def test_pieces_that_arrive_a_second_time_are_no_part_of_a_body_or_a_reply() -> None:
+    bus, body = Bus(), bytes(range(256)) * 2000
+    here, there = bus.add("a", nothing), bus.add("b", echo)
+    bus.copies = 2
+    reply = await here.client_for("b").request("POST", "/", body=body, timeout=5, limit=1 << 20)
+    assert reply.body == body
+    await asyncio.gather(here.aclose(), there.aclose())
 
 
 async def test_a_request_of_a_node_that_is_not_in_the_mesh_is_refused() -> None:

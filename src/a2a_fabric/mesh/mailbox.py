@@ -8,9 +8,10 @@ Invariants:
   buffers more than that for one request.
 * A request whose sender left the mesh is cancelled, as if its connection had broken (`drop_sender`); one to a node that
   left fails (`drop_target`). No deadline has to pass for that.
-* A message without a valid signature is dropped and counted, if the mesh has a key. A request is accepted once, and
-  only from a node that is in the mesh now: its numbers grow with each request and begin anew with each start, so a
-  recorded message cannot be sent a second time."""
+* A message without a valid signature is dropped and counted, if the mesh has a key. It is signed for this start of this
+  node, unless its sender is of an earlier version. A request is accepted once, and only from a node that is in the mesh
+  now: its numbers grow with each request and begin anew with each start, and the pieces of a body and of a reply are
+  counted. So a recorded message cannot be sent a second time."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from a2a_fabric.mesh.messages import (
     RequestMessage,
     decode_message,
 )
-from a2a_fabric.mesh.outbox import MessageSigner, Outbox, Publish
+from a2a_fabric.mesh.outbox import MessageSigner, Outbox, Publish, name_receiver
 from a2a_fabric.mesh.received_requests import ReceivedRequest
 from a2a_fabric.mesh.sent_requests import NatsHTTPClient, SentRequest
 from a2a_fabric.mesh.services import ServeCall, limit_request
@@ -65,17 +66,20 @@ class NodeMailbox:
         *,
         body_limit: BodyLimit,
         is_member: Callable[[str, str], bool],
+        find_start: Callable[[str], str] = lambda node: "",
         key: bytes | None = None,
         serve_call: ServeCall | None = None,
     ) -> None:
         """`serve_call` is a fast path for calls, around the application. `is_member` tells whether a node of this name
-        and start id is in the mesh now.
+        and start id is in the mesh now, `find_start` for which start of a node messages are signed.
         """
         self._signer = None if key is None else MessageSigner(key)
         self._outbox = Outbox(name, start_id, prefix, publish, self._signer)
         self._is_member = is_member
+        self._find_start = find_start
         self._accepted = AcceptedRequests()
         self.subject = f"{prefix}.{name}"
+        self._receiver = name_receiver(self.subject, start_id)
         self._app = app
         self._body_limit = body_limit
         self._serve_call = serve_call
@@ -97,10 +101,15 @@ class NodeMailbox:
 
     def receive(self, payload: bytes) -> None:
         """Everything that arrives for this node. Never raises, and never waits for a reader."""
-        content = payload if self._signer is None else self._signer.open(self.subject, payload)
-        if content is None:
-            self.dropped += 1
-            return
+        content, is_bound = payload, True
+        if self._signer is not None:
+            opened = self._signer.open(self._receiver, payload)
+            if opened is None:
+                opened, is_bound = self._signer.open(self.subject, payload), False
+            if opened is None:
+                self.dropped += 1
+                return
+            content = opened
         try:
             message = decode_message(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -109,19 +118,18 @@ class NodeMailbox:
             return
         match message:
             case RequestMessage():
-                self._begin(message)
+                if is_bound or not self._find_start(message.sender):
+                    self._begin(message, message.start_id if is_bound else "")
+                else:
+                    self.dropped += 1
             case ReplyMessage() | ChunkMessage():
-                if (sent := self._sent.get(message.number)) is not None:
+                sent = self._sent.get(message.number)
+                if sent is not None and (is_bound or not sent.start_id):
                     sent.add(message)
-            case BodyMessage():
-                if (received := self._received.get((message.sender, message.number))) is not None:
-                    received.add_body(message.body, is_last=message.is_last)
-            case CreditMessage():
-                if (received := self._received.get((message.sender, message.number))) is not None:
-                    received.add_credit(message.pieces)
-            case CancelMessage():
-                if (received := self._received.get((message.sender, message.number))) is not None:
-                    received.disconnect()
+            case BodyMessage() | CreditMessage() | CancelMessage():
+                received = self._received.get((message.sender, message.number))
+                if received is not None and (is_bound or not received.start_id):
+                    _pass_on(message, received)
 
     def drop_sender(self, node: str) -> None:
         """The node has left: its requests have no reader any more."""
@@ -172,7 +180,7 @@ class NodeMailbox:
 
     def open_request(self, node: str) -> SentRequest:
         number = next(self._numbers)
-        sent = self._sent[number] = SentRequest(self._outbox, node, number, self._close_request)
+        sent = self._sent[number] = SentRequest(self._outbox, node, self._find_start(node), number, self._close_request)
         return sent
 
     def _close_request(self, number: int) -> None:
@@ -182,12 +190,12 @@ class NodeMailbox:
         self._received.pop((received.sender, received.number), None)
         self._has_answered.set()
 
-    def _begin(self, request: RequestMessage) -> None:
+    def _begin(self, request: RequestMessage, start_id: str) -> None:
         is_full = self._is_closing or len(self._received) >= _MAX_RECEIVED
         if is_full or not self._is_member(request.sender, request.start_id):
             _log.info("a request of node %s was refused: %d are under way", request.sender, len(self._received))
             refusal = ReplyMessage(request.number, 503, {"retry-after": "1", REFUSED_HEADER: "1"}, b"", True)
-            self._outbox.send_soon(request.sender, refusal)
+            self._outbox.send_soon(request.sender, start_id, refusal)
             return
         if not self._accepted.add(request.sender, request.start_id, request.number):
             self.dropped += 1
@@ -195,8 +203,18 @@ class NodeMailbox:
             return
         key = (request.sender, request.number)
         limit = limit_request(self._body_limit)
-        received = self._received[key] = ReceivedRequest(self._outbox, request, limit, self._forget)
+        received = self._received[key] = ReceivedRequest(self._outbox, request, limit, self._forget, start_id)
         if self._serve_call is not None and request.is_last and request.target == CALL_TARGET:
             received.start_call(self._serve_call)
         else:
             self._outbox.run_in_background(received.run(self._app))
+
+
+def _pass_on(message: BodyMessage | CreditMessage | CancelMessage, received: ReceivedRequest) -> None:
+    match message:
+        case BodyMessage():
+            received.add_body(message.body, message.index, is_last=message.is_last)
+        case CreditMessage():
+            received.add_credit(message.pieces)
+        case CancelMessage():
+            received.disconnect()

@@ -27,7 +27,8 @@ _SILENT_BEATS = 3.5  # heartbeats until a silent node counts as gone: under five
 _STARTS = 10_000  # of nodes, whose last numbers are remembered
 
 STOPPED = "it stopped"
-PROTOCOL = 1  # of announcements, messages and frames
+PROTOCOL = 2  # of announcements, messages and frames
+BINDS_STARTS = 2  # from this version on, messages are signed for one start of their receiver
 OLDEST_PROTOCOL = 1  # that this version still understands
 
 
@@ -147,6 +148,13 @@ class Membership:
     def is_member(self, name: str, start_id: str) -> bool:
         member = self.members.get(name)
         return member is not None and member.announcement.start_id == start_id
+
+    def find_start(self, name: str) -> str:
+        """The start of a node for which its messages are signed; empty for a node that is unknown, or of an earlier
+        version.
+        """
+        member = self.members.get(name)
+        return member.announcement.start_id if member and member.announcement.protocol >= BINDS_STARTS else ""
 
     def expire(self, now: float) -> None:
         if self.conflict is not None and now > self._conflict_ends_at:

@@ -39,6 +39,7 @@ class BodyMessage(msgspec.Struct, tag="b", array_like=True, frozen=True):
     sender: str
     body: bytes
     is_last: bool
+    index: int = 0  # as in a chunk
 
 
 class ReplyMessage(msgspec.Struct, tag="r", array_like=True, frozen=True):
@@ -56,6 +57,7 @@ class ChunkMessage(msgspec.Struct, tag="c", array_like=True, frozen=True):
     body: bytes
     is_last: bool
     is_broken: bool = False
+    index: int = 0  # counted from 1 in a reply; a node of an earlier version does not count
 
 
 class CreditMessage(msgspec.Struct, tag="w", array_like=True, frozen=True):

@@ -149,6 +149,7 @@ class Mesh:
             app,
             body_limit=services.body_limit,
             is_member=self._membership.is_member,
+            find_start=self._membership.find_start,
             key=self._key,
             serve_call=app.serve_call,
         )

@@ -22,9 +22,16 @@ class ReceivedRequest:
     """`limit` bounds its body. `on_end` is called when it was answered, or has no reader any more."""
 
     def __init__(
-        self, outbox: Outbox, request: RequestMessage, limit: int, on_end: Callable[[ReceivedRequest], None]
+        self,
+        outbox: Outbox,
+        request: RequestMessage,
+        limit: int,
+        on_end: Callable[[ReceivedRequest], None],
+        start_id: str,
     ) -> None:
+        """`start_id` is the start of the sender for which the reply is signed."""
         self.sender = request.sender
+        self.start_id = start_id
         self.number = request.number
         self._outbox = outbox
         self._on_end = on_end
@@ -33,6 +40,8 @@ class ReceivedRequest:
         self._limit = limit
         self._body = bytearray() if request.is_last else bytearray(request.body)
         self._has_whole_body = request.is_last
+        self._body_index = 0
+        self._chunks = 0  # sent
         self._is_gone = False
         self._news: asyncio.Event | None = None  # more of the body, more credit, or the reader is gone
         self._on_disconnect: Callable[[], object] | None = None
@@ -43,7 +52,10 @@ class ReceivedRequest:
         self._is_complete = False
         self._was_read = False
 
-    def add_body(self, piece: bytes, *, is_last: bool) -> None:
+    def add_body(self, piece: bytes, index: int, *, is_last: bool) -> None:
+        if index and index != self._body_index + 1:
+            return  # it was recorded, and sent a second time
+        self._body_index = index
         if len(self._body) <= self._limit:  # one piece more, and the application refuses the body
             self._body += piece
         self._has_whole_body = is_last
@@ -126,9 +138,10 @@ class ReceivedRequest:
     def break_off(self) -> None:
         """Tell the reader that the reply ends here, and is not complete."""
         if self._has_begun:
-            self._outbox.send_soon(self.sender, ChunkMessage(self.number, b"", True, True))
+            broken = ChunkMessage(self.number, b"", True, True, self._chunks + 1)
+            self._outbox.send_soon(self.sender, self.start_id, broken)
         else:
-            self._outbox.send_soon(self.sender, ReplyMessage(self.number, 500, {}, b"", True))
+            self._outbox.send_soon(self.sender, self.start_id, ReplyMessage(self.number, 500, {}, b"", True))
 
     def _set_callback(self, callback: Callable[[], None] | None) -> None:
         self._on_disconnect = callback
@@ -171,12 +184,13 @@ class ReceivedRequest:
         self._credit -= 1
         message: ReplyMessage | ChunkMessage
         if self._has_begun:
-            message = ChunkMessage(self.number, piece, is_last)
+            self._chunks += 1
+            message = ChunkMessage(self.number, piece, is_last, False, self._chunks)
         else:
             assert self._head is not None  # noqa: S101  # ASGI
             self._has_begun = True
             status, headers = self._head
             message = ReplyMessage(self.number, status, headers, piece, is_last)
-        if (waiting := self._outbox.post(self.sender, message)) is not None:
+        if (waiting := self._outbox.post(self.sender, self.start_id, message)) is not None:
             await waiting
         self._is_complete = is_last

@@ -35,8 +35,12 @@ _CREDIT_STEP = 8  # consumed pieces that are reported together
 class SentRequest:
     """A request of this node, and the pieces of its reply that were not read yet."""
 
-    def __init__(self, outbox: Outbox, node: str, number: int, on_close: Callable[[int], object]) -> None:
+    def __init__(
+        self, outbox: Outbox, node: str, start_id: str, number: int, on_close: Callable[[int], object]
+    ) -> None:
+        """`start_id` is the start of the node for which messages are signed."""
         self.node = node
+        self.start_id = start_id
         self.number = number
         self._outbox = outbox
         self._on_close = on_close
@@ -44,6 +48,7 @@ class SentRequest:
         self._waiter: asyncio.Future[None] | None = None
         self._failure: OutboundError | None = None
         self._consumed = 0
+        self._heard = -1  # the index of the last piece
         self.is_over = False  # the last piece was read
         self.timer: asyncio.TimerHandle | None = None  # of the sweep that expires requests
 
@@ -51,6 +56,10 @@ class SentRequest:
         if len(self._pieces) > 2 * WINDOW:  # the sender does not keep to the window
             self.fail(Interrupted(f"Node '{self.node}' sends more than was asked for"))
             return
+        index = piece.index if isinstance(piece, ChunkMessage) else 0
+        if index <= self._heard and (index or isinstance(piece, ReplyMessage)):
+            return  # it was recorded, and sent a second time
+        self._heard = index
         self._pieces.append(piece)
         self._wake()
 
@@ -80,7 +89,7 @@ class SentRequest:
         if self._consumed >= _CREDIT_STEP and not piece.is_last:
             credit = CreditMessage(self.number, self._outbox.name, self._consumed)
             self._consumed = 0
-            await self._outbox.send(self.node, credit)
+            await self._outbox.send(self.node, self.start_id, credit)
         return piece
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -88,16 +97,18 @@ class SentRequest:
         first, rest = (body, b"") if len(body) <= PIECE_BYTES else (body[:PIECE_BYTES], body[PIECE_BYTES:])
         name, start_id = self._outbox.name, self._outbox.start_id
         request = RequestMessage(self.number, name, start_id, method, target, dict(headers), first, not rest)
-        if (waiting := self._outbox.post(self.node, request)) is not None:
+        if (waiting := self._outbox.post(self.node, self.start_id, request)) is not None:
             await waiting
+        index = 0
         while rest:
+            index += 1
             piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
-            await self._outbox.send(self.node, BodyMessage(self.number, name, piece, not rest))
+            await self._outbox.send(self.node, self.start_id, BodyMessage(self.number, name, piece, not rest, index))
 
     def close(self) -> None:
         self._on_close(self.number)
         if not self.is_over and self._failure is None:
-            self._outbox.send_soon(self.node, CancelMessage(self.number, self._outbox.name))
+            self._outbox.send_soon(self.node, self.start_id, CancelMessage(self.number, self._outbox.name))
 
 
 class _NatsReply:
