@@ -100,7 +100,7 @@ class Fabric:
         self._authentication = Authentication(self.config, psk, self._base)
         self.settings = SettingsReload(self.config)
         self._limits = NodeLimits(self.config.limits, None if workers is None else workers.counts)
-        self.active_policy = ActivePolicy(self.config.policy)
+        self.active_policy = ActivePolicy(self.config.policy, has_nodes=self.config.mesh is not None)
         self._guards = build_guards(self.config.guards)
         mesh_key = None if self.config.mesh is None else self.config.mesh.key
         self._psk = psk

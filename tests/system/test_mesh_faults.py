@@ -161,7 +161,8 @@ async def test_announcements_that_were_recorded_bring_back_no_node_and_silence_n
                     return len(recorded) > 6 * len(heard)
 
                 await eventually(has_replayed)
-                assert [each["node"] for each in (await near.operation("fabric.node.list"))["result"]["nodes"]] == ["near"]
+                nodes = (await near.operation("fabric.node.list"))["result"]["nodes"]
+                assert [each["node"] for each in nodes] == ["near"]
                 relay.go_on()
                 relay.drop()
                 await wait_until_online(near, "far")

@@ -17,11 +17,17 @@ _MAX_BOUND = 8192
 
 
 class ActivePolicy:
-    """`rules` is None while the node has no rules: then nothing here is used."""
+    """`policy` is None while the node has no rules. Then nothing here is used (`is_used`), unless other nodes carry out
+    its calls (`has_nodes`): their rules may name the door and the origin, so callers are bound to these.
+    """
 
-    def __init__(self, rules: Sequence[PolicyRule] = (), clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, rules: Sequence[PolicyRule] = (), clock: Callable[[], float] = time.time, *, has_nodes: bool = False
+    ) -> None:
         """Raises ConfigError."""
         self.policy: Policy | None = None
+        self.is_used = has_nodes
+        self._has_nodes = has_nodes
         self._clock = clock
         self._bound: dict[tuple[int, int, str, str, str], tuple[Principal, RuleSet | None, Principal]] = {}
         self.replace(rules)
@@ -36,28 +42,36 @@ class ActivePolicy:
 
         def take_effect() -> None:
             self.policy = policy
+            self.is_used = policy is not None or self._has_nodes
             self._bound.clear()
 
         return take_effect
 
     def bind(self, principal: Principal, door: str, address: str, site: str, on_behalf_of: str = "") -> Principal:
         """The principal with the rules that hold for it now; the same object for the same caller and rules."""
-        policy = self.policy
-        if policy is None:
+        if not self.is_used:
             return msgspec.structs.replace(principal, entry=msgspec.UNSET) if principal.entry else principal
-        if not policy.uses_origin:
-            address = site = ""
-        facts = CallerFacts(
-            principal.principal_id or "",
-            principal.delegate_id or "",
-            on_behalf_of if policy.uses_on_behalf_of else "",
-            principal.trust,
-            door,
-            address,
-            site,
-        )
-        rules = policy.select(facts, self._clock())
-        if principal.entry and principal.entry.rules is rules and principal.entry.door == door:
+        policy, rules = self.policy, _NO_RULES
+        if policy is not None:
+            names_origin = policy.uses_origin
+            facts = CallerFacts(
+                principal.principal_id or "",
+                principal.delegate_id or "",
+                on_behalf_of if policy.uses_on_behalf_of else "",
+                principal.trust,
+                door,
+                address if names_origin else "",
+                site if names_origin else "",
+            )
+            rules = policy.select(facts, self._clock())
+            if not names_origin and not self._has_nodes:
+                address = site = ""
+        known_entry = principal.entry
+        if (
+            known_entry
+            and known_entry.rules is rules
+            and (known_entry.door, known_entry.address, known_entry.site) == (door, address, site)
+        ):
             return principal
         key = (id(principal), id(rules), door, address, site)
         known = self._bound.get(key)
@@ -80,3 +94,4 @@ class ActivePolicy:
 
 
 _NO_ENTRY = Entry()
+_NO_RULES: RuleSet | None = None

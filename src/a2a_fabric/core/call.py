@@ -79,7 +79,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     mandate: str | msgspec.UnsetType = msgspec.UNSET  # the mandate itself, to be passed on; agents never see it here
     narrowed_by: tuple[tuple[str, ...], ...] | msgspec.UnsetType = msgspec.UNSET  # further scopes that must allow, too
     views: tuple[View, ...] | msgspec.UnsetType = msgspec.UNSET  # the caller sees only what all of them include
-    entry: Entry | msgspec.UnsetType = msgspec.UNSET  # set where the node has rules (`policy`)
+    entry: Entry | msgspec.UnsetType = msgspec.UNSET  # set where the node has rules (`policy`), or is in a mesh
+
+
+def has_rules(principal: Principal) -> bool:
+    """Whether rules of the operator hold for this caller now."""
+    return bool(principal.entry) and principal.entry.rules is not None  # type: ignore[union-attr]  # it is set
 
 
 def hide_private(principal: Principal) -> Principal:

@@ -342,17 +342,17 @@ class DoorResolver:
         """Raises as the resolver does. The calls of this request are recorded as those of this door."""
         current_origin.set(self._origin)
         principal = self._resolve(credentials)
-        return principal if self._active_policy.policy is None else self._bind(principal, credentials)
+        return self._bind(principal, credentials) if self._active_policy.is_used else principal
 
     def narrow(self, principal: Principal, credentials: Credentials) -> Principal:
         """A principal that the door itself admits, with the views that the request names. Raises BadInput."""
         narrowed = self._resolver.narrow(principal, credentials)
-        return narrowed if self._active_policy.policy is None else self._bind(narrowed, credentials)
+        return self._bind(narrowed, credentials) if self._active_policy.is_used else narrowed
 
     async def add_credentials(self, principal: Principal, credentials: Iterable[MessageCredential]) -> Principal:
         """The caller of a message with passports or mandates of its own, sent by `principal`. Raises FabricError."""
         combined = await self._add_credentials(principal, credentials)
-        if self._active_policy.policy is None or not principal.entry:
+        if not self._active_policy.is_used or not principal.entry:
             return combined
         return self._active_policy.bind(combined, self._door, principal.entry.address, principal.entry.site)
 

@@ -186,7 +186,7 @@ class Membership:
         """False for an announcement that was there before, or is older than the last one of the same start."""
         start = announcement.member, announcement.start_id
         last = self._numbers.get(start, 0)
-        if 0 < last and announcement.number <= last:
+        if last > 0 and announcement.number <= last:
             return False
         self._numbers.pop(start, None)
         if len(self._numbers) >= _STARTS:

@@ -128,6 +128,7 @@ class CallParts:
     def _build_gateway(self, receipt_writer: ReceiptRecorder | None, node_health: NodeHealth) -> Gateway:
         context, config, registry = self._context, self._context.config, self._agents.registry
         delegations = DelegationGuard(make_chain_name(config.node_id), config.routing.max_delegations)
+        self._delegations = delegations
         planner = Planner(registry, config.routing)
         limits = context.limits
         coordination = CoordinationGuard(delegations.node, lambda: registry.catalog.agents)
@@ -188,4 +189,7 @@ class CallParts:
         manifest = self._agents.find(call.target.agent_id)
         if manifest is None or is_elsewhere(manifest):
             raise AgentOffline(f"Agent '{call.target.agent_id}' has left this node", agent_id=call.target.agent_id)
+        # What the agent calls in turn has passed this node, too.
+        chain = self._delegations.extend(call.delegation_chain, manifest.agent_id)
+        call = msgspec.structs.replace(call, delegation_chain=chain)
         return await self._runtime_pool.find_handler(manifest)(call, emit)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, TrustTier
-from a2a_fabric.core.call import Emit, Principal
+from a2a_fabric.core.call import Emit, Principal, has_rules
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.policy import list_visible_tiers
 from a2a_fabric.core.result import Result
@@ -143,7 +143,7 @@ class SearchOperations:
 
 def _sees_all_tiers(principal: Principal) -> bool:
     """Whether nothing but the trust tier limits what the caller sees: every index separates the tiers."""
-    return principal.scp is None and principal.cap is None and not principal.views and not principal.entry
+    return principal.scp is None and principal.cap is None and not principal.views and not has_rules(principal)
 
 
 def _to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from a2a_fabric.core.active_policy import ActivePolicy
 from a2a_fabric.core.agent import MAX_CAPABILITY_NAME, Manifest
-from a2a_fabric.core.call import Call, Emit, Handler, Principal, Step, Target, ignore_event
+from a2a_fabric.core.call import Call, Emit, Handler, Principal, Step, Target, has_rules, ignore_event
 from a2a_fabric.core.coordination import CoordinationGuard
 from a2a_fabric.core.disclosure import reveal_to_operator
 from a2a_fabric.core.errors import BadInput, FabricError, RateLimited
@@ -173,7 +173,7 @@ def authorize(
             reason = find_refusal_of_unknown(auth, target.agent_id, target.capability)
         if reason is not None:
             raise refuse_call(auth, reason, target.agent_id, target.capability)
-        if manifest is not None and auth.mode in LASTING_MODES and not auth.entry:
+        if manifest is not None and auth.mode in LASTING_MODES and not has_rules(auth):
             if len(allowed) >= MAX_REMEMBERED:
                 allowed.clear()
             allowed[id(auth), target.agent_id, target.capability] = auth
@@ -186,7 +186,7 @@ def authorize(
                 raise BadInput(
                     f"The name of a capability has at most {MAX_CAPABILITY_NAME} characters", field="capability"
                 )
-            if active_policy.policy is not None or call.auth.entry:
+            if active_policy.is_used or call.auth.entry:
                 call = active_policy.bind_call(call)
             catalog, auth = registry.catalog, call.auth
             if catalog is not allowed_in:

@@ -27,7 +27,7 @@ from a2a_fabric.core.agent import (
     TrustTier,
     normalize_name,
 )
-from a2a_fabric.core.call import Input, Principal, owner_from_principal
+from a2a_fabric.core.call import Input, Principal, has_rules, owner_from_principal
 from a2a_fabric.core.capability_choice import choose_unnamed_capability
 from a2a_fabric.core.errors import (
     AgentNotFound,
@@ -167,7 +167,7 @@ class AgentDirectory:
         async for manifests in iterate_in_slices(_find_offering(visible, [action])):
             allowed = [*best, *(each for each in manifests if may_answer_unnamed(each, caller))]
             best = [min(allowed, key=self._rank)] if allowed else []
-        if not best and is_limited(principal) and (is_scoped(principal) or principal.views or principal.entry):
+        if not best and is_limited(principal) and (is_scoped(principal) or principal.views or has_rules(principal)):
             message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
             raise OutOfScope(message, f"capability:{action}", capability=action[:_MAX_ECHO])
         if not best:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import LOGIN_CAPABILITY, Capability, Manifest
-from a2a_fabric.core.call import ATTACHMENTS, Principal
+from a2a_fabric.core.call import ATTACHMENTS, Principal, has_rules
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound
 from a2a_fabric.core.policy import (
     LASTING_MODES,
@@ -385,7 +385,7 @@ class GatewayToolCatalog:
         """Decided once for each caller and tool, until the catalog changes."""
         if is_limited(principal) and not item.is_visible_to(principal):
             return False
-        if principal.mode in LASTING_MODES and not principal.entry:
+        if principal.mode in LASTING_MODES and not has_rules(principal):
             if len(table.allowed) >= MAX_REMEMBERED:
                 table.allowed.clear()
             table.allowed[id(principal), name] = principal
