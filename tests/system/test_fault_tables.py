@@ -44,6 +44,12 @@ NODES = {
     "wrong credentials at NATS": [
         (FAULTS, "test_a_node_with_wrong_credentials_serves_its_own_agents_and_says_why_it_is_alone")
     ],
+    "`max_payload` of NATS is too small": [
+        (FAULTS, "test_a_server_that_takes_only_small_messages_is_told_with_what_to_set")
+    ],
+    "NATS refuses a subject that the node needs": [
+        (FAULTS, "test_a_right_that_nats_refuses_is_told_with_what_to_grant")
+    ],
     "two nodes have one name": [(MESH, "test_of_two_nodes_with_one_name_the_later_gives_way_and_says_so")],
     "clocks are minutes apart": [
         (FAULTS, "test_clocks_that_are_minutes_apart_change_nothing_for_callers"),

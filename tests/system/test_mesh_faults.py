@@ -236,6 +236,71 @@ async def test_a_node_with_wrong_credentials_serves_its_own_agents_and_says_why_
         server.remove()
 
 
+async def read_problem(node: Node) -> str:
+    return str((await node.operation("fabric.health"))["result"]["mesh"]["problem"])
+
+
+async def test_a_server_that_takes_only_small_messages_is_told_with_what_to_set() -> None:
+    server = NatsServer("max_payload: 65536", jetstream="").start()
+    try:
+        async with joined("alone", f"nats://127.0.0.1:{server.port}", "small") as node:
+
+            async def is_told() -> bool:
+                return "Set `max_payload` of the server to 262144 or more" in await read_problem(node)
+
+            await eventually(is_told)
+            assert (await ask(node, "alone"))["ok"]
+            await asyncio.to_thread(server.restart_with, "")
+
+            async def has_joined() -> bool:
+                return await read_problem(node) == "None"
+
+            await eventually(has_joined)
+    finally:
+        server.remove()
+
+
+RIGHTS = (
+    "authorization {{ users: [{{ user: all, password: x }}, {{ user: few, password: x, permissions: {{ {} }} }}] }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "refused"),
+    [
+        ('publish: { deny: "fabric.rights.node.>" }', "publish to fabric.rights.node.near"),
+        ('publish: { deny: "fabric.rights.node.far" }', "publish to fabric.rights.node.far"),
+        ('publish: { deny: "fabric.rights.announce" }', "publish to fabric.rights.announce"),
+        ('subscribe: { deny: "fabric.rights.announce" }', "subscribe to fabric.rights.announce"),
+        ('subscribe: { deny: "fabric.rights.node.near" }', "subscribe to fabric.rights.node.near"),
+    ],
+)
+async def test_a_right_that_nats_refuses_is_told_with_what_to_grant(permissions: str, refused: str) -> None:
+    server = NatsServer(RIGHTS.format(permissions), jetstream="").start()
+    host = f"127.0.0.1:{server.port}"
+    try:
+        async with (
+            joined("near", f"nats://few:x@{host}", "rights") as near,
+            joined("far", f"nats://all:x@{host}", "rights"),
+        ):
+
+            async def is_told() -> bool:
+                problem = await read_problem(near)
+                return f"{refused}. Grant it to publish and to subscribe to fabric.rights.>" in problem
+
+            await eventually(is_told)
+            assert (await ask(near, "near"))["ok"]
+            await asyncio.to_thread(server.restart_with, RIGHTS.format(""))
+            await wait_until_online(near, "far")
+
+            async def is_over() -> bool:
+                return await read_problem(near) == "None" and (await ask(near, "far"))["ok"]
+
+            await eventually(is_over)
+    finally:
+        server.remove()
+
+
 async def test_an_old_server_without_jetstream_carries_a_mesh(nats: NatsServer) -> None:
     async with NatsRelay(nats.port) as relay:
         relay.version = b"2.0.0"

@@ -42,7 +42,7 @@ from a2a_fabric.mesh.outbox import MessageSigner, Outbox, Publish, name_receiver
 from a2a_fabric.mesh.received_requests import ReceivedRequest
 from a2a_fabric.mesh.sent_requests import NatsHTTPClient, SentRequest
 from a2a_fabric.mesh.services import ServeCall, limit_request
-from a2a_fabric.outbound.port import Interrupted
+from a2a_fabric.outbound.port import ConnectFailed, Interrupted
 
 _log = logging.getLogger(__name__)
 _MAX_RECEIVED = 8192  # requests of other nodes at a time
@@ -101,6 +101,8 @@ class NodeMailbox:
 
     def receive(self, payload: bytes) -> None:
         """Everything that arrives for this node. Never raises, and never waits for a reader."""
+        if not payload:
+            return  # a node tries whether it may send to this one
         content, is_bound = payload, True
         if self._signer is not None:
             opened = self._signer.open(self._receiver, payload)
@@ -151,6 +153,12 @@ class NodeMailbox:
         for sent in list(self._sent.values()):
             if sent.node == node:
                 sent.fail(Interrupted(f"Node '{node}' left the mesh before it answered"))
+
+    def refuse_target(self, subject: str, reason: str) -> None:
+        """NATS takes no messages for this subject, in lower case: they certainly never arrived."""
+        for sent in list(self._sent.values()):
+            if self._outbox.name_subject(sent.node).lower() == subject:
+                sent.fail(ConnectFailed(reason))
 
     async def finish_received(self, timeout: float) -> None:
         """Refuse new requests of other nodes, and wait until those under way are answered. A request that only waits

@@ -41,6 +41,7 @@ from a2a_fabric.mesh.membership import (
     describe_mismatch,
 )
 from a2a_fabric.mesh.node_peer import NodePeer
+from a2a_fabric.mesh.server_fit import MissingRights, describe_small_payload
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.mesh.settings import MeshSettings
 from a2a_fabric.nats.address import parse_nats_address
@@ -105,6 +106,7 @@ class Mesh:
         self._address = parse_nats_address(settings.nats)
         _require_key(settings, self._address.settings.servers)
         self._prefix = f"fabric.{settings.name}"
+        self._announcements = (f"{self._prefix}.announce", f"{self._prefix}.announce.{member}")  # subjects
         self._key = None if settings.key is None else hashlib.sha256(b"mesh\0" + settings.key.encode()).digest()
         self.agents = MeshAgents(settings.site, settings.imports)
         self.peers: dict[str, PeerClient] = {}
@@ -134,6 +136,7 @@ class Mesh:
         self._has_joined = False  # it has announced itself, and is reachable
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped_at: dict[str, float] = {}  # nodes that said that they stop, and may be back
+        self._rights = MissingRights(self._prefix)
         self._joined = asyncio.Event()  # set, and replaced, when a node joins
         self.problem: str | None = "it is being connected"  # why this node is not in the mesh
 
@@ -208,7 +211,7 @@ class Mesh:
             calls=self._count_calls(),
             started_at=self._started_at,
             heard_seconds=0.0,
-            problem=self._membership.conflict or self.problem,
+            problem=self._membership.conflict or self.problem or self._rights.problem,
         )
         members, refused = self._membership.members, self._membership.refused
         others = [self._describe(each, now) for _, each in sorted({**refused, **members}.items())]
@@ -272,6 +275,7 @@ class Mesh:
             self._state = "up"
         while True:
             await self._open_mailbox()
+            await self._try_rights()
             if self._state != "up":  # the registry reports no more changes
                 await asyncio.sleep(self._settings.heartbeat_seconds)
             elif await self._exports.refresh(self._settings.heartbeat_seconds):
@@ -288,8 +292,7 @@ class Mesh:
         pause = 0.5
         while True:
             try:
-                settings = self._address.settings
-                self._connection = await NatsConnection.open(settings, f"a2a-fabric {self.member}", _CONNECT_TIMEOUT)
+                self._connection = await self._open_connection()
                 break
             except (NatsUnavailable, NatsRefused, ConfigError) as error:
                 if self.problem != str(error):
@@ -299,7 +302,40 @@ class Mesh:
             pause = min(2 * pause, _MAX_PAUSE)
         self._connection.on_connect.append(self._resubscribe)
         self._connection.on_disconnect.append(self._interrupt)
+        self._connection.on_missing_right.append(self._note_missing_right)
         await self._subscribe()
+
+    async def _open_connection(self) -> NatsConnection:
+        """Raises NatsUnavailable, NatsRefused, ConfigError."""
+        name = f"a2a-fabric {self.member}"
+        connection = await NatsConnection.open(self._address.settings, name, _CONNECT_TIMEOUT)
+        if (reason := describe_small_payload(connection.server_info)) is not None:
+            await connection.aclose()
+            raise NatsRefused(reason)
+        return connection
+
+    def _note_missing_right(self, action: str, subject: str) -> None:
+        reason = self._rights.note("publish" if action == "publish" else "subscription", subject, time.monotonic())
+        if action == "publish" and self._mailbox is not None:
+            self._mailbox.refuse_target(subject, reason)
+
+    async def _try_rights(self) -> None:
+        """Try again what NATS refused: its operator may have granted it."""
+        due = self._rights.take_due(time.monotonic())
+        if not due or self._connection is None or self._mailbox is None or not self._connection.is_connected:
+            return
+        client, refused = self._connection.client, {subject for action, subject in due if action == "subscription"}
+        handlers = {**dict.fromkeys(self._announcements, self._hear), self._mailbox.subject: self._mailbox.receive}
+        for subject, handler in handlers.items():
+            if subject.lower() in refused:
+                await client.subscribe_directly(subject, handler)
+        self._try_to_publish()
+
+    def _try_to_publish(self) -> None:
+        """An empty message to this node: NATS says at once if this node may send none to nodes."""
+        assert self._mailbox is not None  # noqa: S101
+        with suppress(ConnectFailed):
+            self._publish(self._mailbox.subject, b"")
 
     def _interrupt(self, node: str | None = None) -> None:
         """The connection of this node, or of another one, was lost: replies that are under way may never arrive."""
@@ -309,6 +345,8 @@ class Mesh:
     def _resubscribe(self) -> None:
         """The connection was made again: by the library, which keeps subscriptions, or as a new one."""
         self._connections += 1
+        if self._connection is not None and (reason := describe_small_payload(self._connection.server_info)):
+            _log.error("%s", reason)  # another server of the cluster
         self._run_soon(self._subscribe())
         self._run_soon(self._open_mailbox())
 
@@ -328,8 +366,9 @@ class Mesh:
             return  # the library has subscribed again by itself
         self._subscribed = client
 
-        for subject in (f"{self._prefix}.announce", f"{self._prefix}.announce.{self.member}"):
+        for subject in self._announcements:
             await client.subscribe_directly(subject, self._hear)
+        self._try_to_publish()
 
     async def _open_mailbox(self) -> None:
         """Receive what is sent to this node, unless another one has its name."""

@@ -20,7 +20,7 @@ Publish = Callable[[str, bytes], Awaitable[None] | None]
 
 
 class MessageSigner:
-    """Signs messages for their receivers: one that was recorded is worth nothing at another node, or after a restart."""
+    """Signs messages for their receivers: a recorded one is worth nothing at another node, or after a restart."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -47,7 +47,7 @@ class MessageSigner:
 
 
 def name_receiver(subject: str, start_id: str) -> str:
-    """For whom a message is signed. Without a `start_id` for every start of it: that is what an earlier version does."""
+    """For whom a message is signed. Without a `start_id` for every start of it, as an earlier version does."""
     return f"{subject} {start_id}" if start_id else subject
 
 
@@ -64,9 +64,12 @@ class Outbox:
         self._signer = signer
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def name_subject(self, node: str) -> str:
+        return f"{self._prefix}.{node}"
+
     def post(self, node: str, start_id: str, message: NodeMessage) -> Awaitable[None] | None:
         """Returns None, or what to wait for before more is sent. Raises OutboundError."""
-        content, subject = encode_message(message), f"{self._prefix}.{node}"
+        content, subject = encode_message(message), self.name_subject(node)
         if self._signer is not None:
             content = self._signer.sign(name_receiver(subject, start_id), content)
         return self._publish(subject, content)

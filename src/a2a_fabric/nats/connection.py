@@ -133,6 +133,8 @@ class NatsConnection:
         self.last_error = ""
         self.on_connect: list[Callable[[], None]] = []
         self.on_disconnect: list[Callable[[], None]] = []
+        # Called with `publish` or `subscription`, and the subject in lower case.
+        self.on_missing_right: list[Callable[[str, str], None]] = []
 
     @classmethod
     async def open(cls, settings: NatsSettings, client_name: str, timeout: float) -> NatsConnection:
@@ -279,6 +281,9 @@ class NatsConnection:
 
     async def _note_error(self, exc: Exception) -> None:
         self.last_error = str(exc) or type(exc).__name__
+        if self.on_missing_right and (missing := _MISSING_RIGHT.search(self.last_error)) is not None:
+            for listener in self.on_missing_right:
+                listener(missing[1], missing[2])
 
     async def _note_disconnect(self) -> None:
         if self._is_open and self._connected.is_set():

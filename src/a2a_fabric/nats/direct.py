@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
@@ -45,11 +46,18 @@ class DirectClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._handlers: dict[bytes, Handler] = {}
+        self._direct_subscriptions: dict[str, Subscription] = {}
         self._flushing: asyncio.Handle | None = None
 
     async def subscribe_directly(self, subject: str, handler: Handler) -> None:
-        """Call `handler` with every message. It must not wait, and the message has no headers."""
-        subscription = await self.subscribe(subject)
+        """Call `handler` with every message. It must not wait, and the message has no headers. A subscription to the
+        same subject, which the server may have refused, is given up.
+        """
+        former = self._direct_subscriptions.pop(subject, None)
+        if former is not None:
+            self._handlers.pop(b"%d" % former._id, None)
+            await former.unsubscribe()
+        subscription = self._direct_subscriptions[subject] = await self.subscribe(subject)
         self._handlers[b"%d" % subscription._id] = handler
 
     def take(self, data: bytes) -> bytes:
