@@ -30,6 +30,46 @@ EXPLODING = [
 ]
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "join(a.text, a.rows)",  # 100 GB
+        "to_string([" + ",".join(["a.wide"] * 14) + "])",  # 12 characters for each of 56 million
+        "to_string([" + ",".join(["a.named"] * 100) + "])",  # 100 MB of names
+        "[" + ",".join(["a.named"] * 100) + "]",
+        "to_string(map(&`" + "9" * 1500 + "`, a.rows))",  # 150 MB of digits
+    ],
+)
+def test_what_is_written_again_and_again_is_counted_each_time(expression: str) -> None:
+    results = Results(
+        {
+            "a": {
+                "text": "y" * 1_000_000,
+                "wide": "\U0001f600" * 4_000_000,
+                "rows": [""] * 100_000,
+                "named": {"n" * 1_000_000: 1},
+            }
+        }
+    )
+    began_at = time.process_time()
+    with pytest.raises(BadInput, match=r"Node 'b', when: .*takes too long"):
+        is_wanted(node(when=expression), results)
+    assert time.process_time() - began_at < SECONDS
+
+
+def test_texts_are_joined_and_written_as_before() -> None:
+    results = Results({"a": {"rows": ROWS, "text": "y" * 1_000_000}})
+    joined = fill_input(node(input={"x": "${join(', ', a.rows[].text)}", "y": "${to_string(a)}"}), results)
+    assert joined["x"] == ", ".join(["x" * 50] * 2000)
+    assert len(joined["y"]) > 1_000_000
+
+
+@pytest.mark.parametrize("expression", ["join(a, a)", "join('x')", "ceil(to_number('inf'))", "ceil(to_number('nan'))"])
+def test_a_mistake_in_an_expression_is_an_error_of_its_node(expression: str) -> None:
+    with pytest.raises(BadInput, match=r"Node 'b', when: .* cannot be evaluated"):
+        is_wanted(node(when=expression), Results({"a": {"text": "x"}}))
+
+
 @pytest.mark.parametrize("expression", EXPLODING)
 def test_an_expression_that_would_take_forever_is_an_error_of_its_node(expression: str) -> None:
     results = Results({"a": {"rows": ROWS, "text": "y" * 100_000}})

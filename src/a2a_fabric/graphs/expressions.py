@@ -6,7 +6,7 @@ event loop. The work on all nodes together is counted, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ _GRAPH_BUDGET = 10_000_000
 _STEP = 4  # as long as so many values
 _COMPILED_CHARACTER = 30
 _CHARACTERS = 64  # of a text, as fast as one value
+_ESCAPED, _ESCAPED_ASCII = 12, 6  # characters of JSON that `to_string` writes for one of a text, at most
 _BUILDING = ("multi_select_list", "multi_select_dict", "flatten", "function_expression")
 
 
@@ -39,16 +40,21 @@ class Budget:
         if self._graph is not None:
             self._graph.spend(units)
 
-    def spend_on(self, value: Any) -> None:
+    def spend_on(self, value: Any, measure: Callable[[str], int] = len) -> None:
         """For a value with everything in it, as often as it is in it. Raises ValueError."""
         waiting = [value]
         while waiting:
             each = waiting.pop()
             if isinstance(each, str):
-                self.spend(len(each) // _CHARACTERS)
-            elif isinstance(each, Mapping | list):
+                self.spend(measure(each) // _CHARACTERS)
+            elif isinstance(each, list):
                 self.spend(1 + len(each))  # before they are all copied
-                waiting += each.values() if isinstance(each, Mapping) else each
+                waiting += each
+            elif isinstance(each, Mapping):
+                self.spend(1 + len(each) + sum(measure(name) for name in each if isinstance(name, str)) // _CHARACTERS)
+                waiting += each.values()
+            elif isinstance(each, int):
+                self.spend(each.bit_length() // _CHARACTERS)  # JSON has integers of thousands of digits
 
 
 class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no types
@@ -65,9 +71,11 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         return value
 
     def _call_function(self, node: Mapping[str, Any], value: Any) -> Any:
-        arguments = [self.visit(child, value) for child in node["children"]]
-        self._budget.spend_on(arguments)
-        return self._known_functions.call_function(node["value"], arguments)
+        name, arguments = node["value"], [self.visit(child, value) for child in node["children"]]
+        self._budget.spend_on(arguments, _measure_written if name == "to_string" else len)
+        if name == "join":
+            self._budget.spend(_count_separators(arguments) // _CHARACTERS)
+        return self._known_functions.call_function(name, arguments)
 
     def _compare(self, node: Mapping[str, Any], value: Any) -> Any:
         sides = [self.visit(child, value) for child in node["children"]]
@@ -76,6 +84,19 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         return super().visit_comparator({**node, "children": literals}, value)
 
     visit, visit_function_expression, visit_comparator = _count, _call_function, _compare  # as JMESPath calls them
+
+
+def _measure_written(text: str) -> int:
+    """The characters of JSON for a text, at most."""
+    return len(text) * (_ESCAPED_ASCII if text.isascii() else _ESCAPED)
+
+
+def _count_separators(arguments: list[Any]) -> int:
+    """The characters of all separators that `join` writes: one argument is written once for each of many texts."""
+    match arguments:
+        case [str(separator), list(texts)]:
+            return len(separator) * len(texts)
+    return 0  # a mistake, which JMESPath reports
 
 
 def search(expression: str, value: Any, budget: Budget) -> Any:
@@ -87,6 +108,8 @@ def search(expression: str, value: Any, budget: Budget) -> Any:
         found = _CountingInterpreter(budget).visit(tree, value)
     except RecursionError as exc:
         raise ValueError("it is nested too deep") from exc
+    except ArithmeticError as exc:  # of infinity, or of integers that are no float
+        raise ValueError(str(exc)) from exc
     budget.spend_on(found)
     return found
 
