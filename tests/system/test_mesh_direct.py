@@ -32,6 +32,7 @@ class Work:
     def __init__(self) -> None:
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self.runs = 0
 
 
 def make_agent(name: str, work: Work) -> Agent:
@@ -54,6 +55,7 @@ def make_agent(name: str, work: Work) -> Agent:
     @agent.capability
     async def rest() -> None:
         work.started.set()
+        work.runs += 1
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -169,11 +171,51 @@ async def test_a_connection_that_breaks_under_a_call_interrupts_it_and_the_next_
             assert (await near.ask("of-far", "echo", "hi"))["ok"]
 
 
+@asynccontextmanager
+async def giving_up(port: int, started: asyncio.Event) -> AsyncIterator[int]:
+    """A proxy before a node that answers 503 itself while the node works on the call. Its port."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, upstream = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, upstream))
+        upstream.write(await reader.read(100_000))
+        await started.wait()
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+
+
+async def test_a_call_that_may_have_run_is_not_sent_again_over_nats(nats: NatsServer) -> None:
+    """Only a refusal of the node itself says that it did not look at the call."""
+    work = Work()
+    listener = bind_socket("127.0.0.1", 0, exact_port=True)
+    async with giving_up(listener.getsockname()[1], work.started) as port, joined("near", nats, "given-up") as near:
+        settings = {
+            "nats": f"nats://127.0.0.1:{nats.port}", "name": "given-up", "key": "a-secret-of-the-mesh",
+            "heartbeat_seconds": 5, "direct": {"url": f"http://127.0.0.1:{port}"},
+        }  # fmt: skip
+        config = {"node_id": "far", "mesh": settings}
+        async with running(make_agent("far", work), config=config, listener=listener):
+            await wait_until_online(near, "far")
+            envelope = await near.ask("of-far", "rest")
+            assert envelope["error_code"] == "UPSTREAM_ERROR", envelope
+            assert work.runs == 1
+            assert (await near.ask("of-far", "echo", "hi"))["ok"]  # over NATS
+
+
 async def test_strangers_are_refused_before_their_body_is_read(nats: NatsServer) -> None:
     async with joined("alone", nats, "strangers") as node:
         for headers in ({}, {"X-Fabric-Node": "near start 0123"}, {"X-Fabric-Node": "ü"}):
             reply = await node.send("POST", "/.peer/call", data=b"\xff" * 100, headers=headers)
             assert (reply.status, reply.json) == (403, {"error": "Only nodes of the mesh are served here"})
+            assert reply.headers["x-fabric-refused"] == "1"
         assert (await node.send("GET", "/.peer/call")).status == 403
     async with running(make_agent("plain", Work())) as node:
         assert (await node.send("POST", "/.peer/call", data=b"")).status == 404

@@ -17,6 +17,7 @@ from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.spans import Span
+from a2a_fabric.doors.edge import REFUSED_HEADER
 from a2a_fabric.mesh.frames import (
     CallMode,
     ErrorFrame,
@@ -136,8 +137,10 @@ class PeerClient:
             async with self._http.stream(
                 "POST", url, headers=FRAMES_HEADERS, body=body, timeout=timeout, limit=STREAM_BYTES
             ) as reply:
-                if reply.status == 503:
+                if REFUSED_HEADER in reply.headers:
                     raise AgentOffline(f"{self.name} takes no requests now")
+                if reply.status == 503:
+                    raise UpstreamInterrupted(f"{self.name} was stopped before it had answered")
                 if reply.status != 200:
                     raise UpstreamFailed(f"{self.name} answered with HTTP {reply.status}")
                 while piece := await reply.next_chunk():

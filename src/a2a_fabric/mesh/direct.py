@@ -7,7 +7,9 @@ Invariants:
 * The body of a request is a `RequestMessage`, signed for the receiver and its start, and each number is accepted once
   for each start of a sender. So a recorded request cannot be sent again, also after a restart of either node.
 * A token in the head proves that the sender has the key of the mesh. It is checked before the body is read.
-* A request that is refused was not looked at: the sender may send it over NATS."""
+* A reply with `REFUSED_HEADER` says that the request was not looked at: the sender may send it over NATS. After any
+  other failure of a request that has left it may have run: a node that is stopped answers 503 to calls at work, and so
+  may a proxy between the nodes."""
 
 from __future__ import annotations
 
@@ -26,12 +28,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.core.call import Call, Emit
-from a2a_fabric.core.errors import ConfigError, PayloadTooLarge, UpstreamFailed, UpstreamInterrupted
+from a2a_fabric.core.errors import ConfigError, PayloadTooLarge, UpstreamInterrupted
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.result import Result
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.edge import (
+    REFUSED_HEADER,
     SHORTCUT_KEY,
     ClientDisconnected,
     RequestHead,
@@ -44,7 +47,7 @@ from a2a_fabric.doors.edge import (
 )
 from a2a_fabric.mesh.app import FRAMES_TYPE, ReplyWriter
 from a2a_fabric.mesh.client import FRAMES_HEADERS, PEER_PREFIX, STREAM_BYTES
-from a2a_fabric.mesh.frames import encode_call, read_result
+from a2a_fabric.mesh.frames import encode_call, encode_frame, frame_from_error, read_result
 from a2a_fabric.mesh.messages import AcceptedRequests, RequestMessage, decode_message, encode_message
 from a2a_fabric.mesh.outbox import MessageSigner
 from a2a_fabric.mesh.services import ServeCall, WritePiece, limit_request
@@ -115,7 +118,7 @@ class DirectEndpoint:
         except ClientDisconnected:
             pass  # the caller at the other node has left, and the work was cancelled
         except PayloadTooLarge as error:
-            await _refuse(send, 413, error.message)
+            await ReplyWriter(send)(encode_frame(frame_from_error(error)), True)  # as over NATS
         except TimeoutError:
             await _refuse(send, 408, "The request body did not arrive in time")
         except asyncio.CancelledError:
@@ -206,21 +209,25 @@ class DirectLink:
             async with self._http.stream(
                 "POST", self._url, headers=self._headers, body=body, timeout=timeout, limit=STREAM_BYTES
             ) as reply:
-                if reply.status in (403, 503):
-                    raise ConnectFailed(f"it answered with HTTP {reply.status}")
+                if REFUSED_HEADER in reply.headers:
+                    raise ConnectFailed(f"it refused a call with HTTP {reply.status}")
                 if reply.status != 200:
-                    raise UpstreamFailed(f"node '{self._node.name}' answered with HTTP {reply.status}")
+                    self._pause(f"it answered with HTTP {reply.status}")
+                    raise UpstreamInterrupted(f"node '{self._node.name}' answered with HTTP {reply.status}")
                 result = await read_result(await reply.next_chunk(), reply.next_chunk, self._reply_bytes, emit)
         except ConnectFailed as error:
-            self._retry_at = asyncio.get_running_loop().time() + _PAUSE
-            _log.warning(
-                "node %s was not reached at %s, so calls go over NATS for %.0f s: %s",
-                self._node.name, self._url, _PAUSE, error,
-            )  # fmt: skip
+            self._pause(error)
             raise
         if result is None:
             raise UpstreamInterrupted(f"node '{self._node.name}' ended its reply without an answer")
         return result
+
+    def _pause(self, reason: object) -> None:
+        self._retry_at = asyncio.get_running_loop().time() + _PAUSE
+        _log.warning(
+            "node %s was not reached at %s, so calls go over NATS for %.0f s: %s",
+            self._node.name, self._url, _PAUSE, reason,
+        )  # fmt: skip
 
     async def aclose(self) -> None:
         """Calls that are under way fail as interrupted."""
@@ -304,4 +311,5 @@ def _write_to(shortcut: Shortcut, send: Send) -> WritePiece:
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:
-    await send_reply(send, status, msgspec.json.encode({"error": message}), [])
+    headers = [(REFUSED_HEADER.encode(), b"1")]
+    await send_reply(send, status, msgspec.json.encode({"error": message}), headers)

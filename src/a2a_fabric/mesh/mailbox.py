@@ -26,9 +26,9 @@ import msgspec
 from a2a_fabric.core.limits import BodyLimit
 from a2a_fabric.core.tasks import DeadlineSweep
 from a2a_fabric.doors.context import ASGIApp
+from a2a_fabric.doors.edge import REFUSED_HEADER
 from a2a_fabric.mesh.client import PEER_PREFIX
 from a2a_fabric.mesh.messages import (
-    REFUSED_HEADER,
     AcceptedRequests,
     BodyMessage,
     CancelMessage,

@@ -20,7 +20,6 @@ _STARTS = 10_000  # of nodes, whose accepted numbers are remembered
 
 WINDOW = 16  # pieces of a reply that may be under way
 PIECE_BYTES = 128 * 1024
-REFUSED_HEADER = "x-fabric-refused"  # of a reply: the request was not looked at
 
 
 class RequestMessage(msgspec.Struct, tag="q", array_like=True, frozen=True):

@@ -12,11 +12,12 @@ import asyncio
 from a2a_fabric.core.call import Call, Emit
 from a2a_fabric.core.errors import AgentOffline, UpstreamFailed
 from a2a_fabric.core.result import Result
+from a2a_fabric.doors.edge import REFUSED_HEADER
 from a2a_fabric.mesh.client import GRACE, PeerClient
 from a2a_fabric.mesh.direct import DirectLink
 from a2a_fabric.mesh.frames import CallMode, ResultFrame, encode_call, read_result, read_single_frame
 from a2a_fabric.mesh.mailbox import CALL_TARGET, NodeMailbox
-from a2a_fabric.mesh.messages import REFUSED_HEADER, ReplyMessage
+from a2a_fabric.mesh.messages import ReplyMessage
 from a2a_fabric.mesh.sent_requests import SentRequest
 from a2a_fabric.outbound.port import ConnectFailed, Interrupted, OutboundError
 

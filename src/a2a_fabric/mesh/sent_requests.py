@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import inf
 
+from a2a_fabric.doors.edge import REFUSED_HEADER
 from a2a_fabric.mesh.messages import (
     PIECE_BYTES,
-    REFUSED_HEADER,
     WINDOW,
     BodyMessage,
     CancelMessage,

@@ -29,7 +29,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from a2a_fabric.doors.edge import ON_DISCONNECT_KEY, SHORTCUT_KEY, RequestHead
+from a2a_fabric.doors.edge import ON_DISCONNECT_KEY, REFUSED_HEADER, SHORTCUT_KEY, RequestHead
 from a2a_fabric.identity.peer import NO_PEER, PEER_KEY, Peer, read_certificate
 from a2a_fabric.web.asgi import HotPath, encode_error
 from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
@@ -555,16 +555,17 @@ class _LingeringTransport:
 
 
 async def _reply_busy(scope: Any, receive: Any, send: Any) -> None:
-    await _send_error(send, 503, "RATE_LIMITED", "The node has reached its connection limit; try again in a second")
+    message = "The node has reached its connection limit; try again in a second"
+    await _send_error(send, 503, "RATE_LIMITED", message, (REFUSED_HEADER.encode(), b"1"))
 
 
 async def _reply_forbidden(scope: Any, receive: Any, send: Any) -> None:
     await _send_error(send, 400, "BAD_INPUT", scope[_REFUSED_KEY])
 
 
-async def _send_error(send: Any, status: int, code: str, message: str) -> None:
+async def _send_error(send: Any, status: int, code: str, message: str, *more: tuple[bytes, bytes]) -> None:
     body = encode_error(code, message)
     length = str(len(body)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close"), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

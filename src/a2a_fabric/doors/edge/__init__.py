@@ -13,6 +13,7 @@ from a2a_fabric.doors.edge.event_stream import EventStream as EventStream
 from a2a_fabric.doors.edge.event_stream import encode_event as encode_event
 from a2a_fabric.doors.edge.reply import JSON_ENCODE_ERRORS as JSON_ENCODE_ERRORS
 from a2a_fabric.doors.edge.reply import JSON_MEDIA_TYPE as JSON_MEDIA_TYPE
+from a2a_fabric.doors.edge.reply import REFUSED_HEADER as REFUSED_HEADER
 from a2a_fabric.doors.edge.reply import DoorError as DoorError
 from a2a_fabric.doors.edge.reply import ErrorReply as ErrorReply
 from a2a_fabric.doors.edge.reply import HeaderList as HeaderList

@@ -19,6 +19,7 @@ HeaderList = list[tuple[bytes, bytes]]
 JSON_MEDIA_TYPE = b"application/json"
 JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 BODILESS_STATUSES = (204, 304)
+REFUSED_HEADER = "x-fabric-refused"  # of a reply to another node or worker: the request was not looked at
 _EVENT_MEDIA_TYPES = ("text/event-stream", "text/*", "*/*")
 _MISSING_FIELD = re.compile(r"Object missing required field `(.+)`")
 _CHALLENGE = b'Bearer realm="fabric"'
