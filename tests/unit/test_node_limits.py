@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -66,6 +67,40 @@ def test_a_caller_has_one_share_of_all_processes() -> None:
     assert first.count_held_by("alice") == second.count_held_by("alice") == 47
 
 
+async def test_what_a_process_keeps_without_using_it_is_free_for_the_others_soon() -> None:
+    first, second = build(1000, share=1.0)
+    for _ in range(50):
+        first.acquire("alice")
+    for _ in range(50):
+        first.release("alice")
+    async with asyncio.timeout(30):
+        while second._count_free() < 1000:  # noqa: ASYNC110  # it is given back by a timer
+            await asyncio.sleep(0.02)
+    assert count_acquired(second, "bob") == 1000
+
+
+async def test_many_processes_together_keep_a_twentieth_at_most() -> None:
+    first, *others = build(2000, 32, 1.0)
+    for limit in others:
+        for number in range(30):
+            limit.acquire(f"caller {number}")
+        for number in range(30):
+            limit.release(f"caller {number}")
+    assert count_acquired(first, "bob") >= 1900
+
+
+async def test_a_limit_that_shrinks_holds_at_once_for_what_processes_keep() -> None:
+    limits = build(10_000, share=1.0)
+    for limit in limits:
+        for _ in range(100):
+            limit.acquire("alice")
+        for _ in range(100):
+            limit.release("alice")
+    for limit in limits:
+        limit.resize(10)
+    assert sum(count_acquired(limit, "alice") for limit in limits) == 10
+
+
 def test_what_a_process_held_that_has_ended_is_free_again() -> None:
     memory = bytearray(SharedCounts.measure(2))
     counts = [SharedCounts(memoryview(memory), 2, number) for number in range(2)]
@@ -85,7 +120,7 @@ def test_limits_of_different_names_do_not_count_together() -> None:
     streams.acquire("alice")
 
 
-def test_many_callers_that_hold_nothing_cost_no_more_memory_and_none_is_counted_twice() -> None:
+async def test_many_callers_that_hold_nothing_cost_no_more_memory_and_none_is_counted_twice() -> None:
     first, second = build(1000)
     first.acquire("holder")
     for number in range(40_000):
@@ -97,7 +132,7 @@ def test_many_callers_that_hold_nothing_cost_no_more_memory_and_none_is_counted_
     assert second._count_free() == 999
 
 
-def test_a_process_keeps_at_most_a_hundredth_that_it_does_not_use() -> None:
+async def test_a_process_keeps_at_most_a_hundredth_that_it_does_not_use() -> None:
     first, second = build(1000, share=1.0)
     for number in range(100):
         with first.hold(f"caller {number}"):
@@ -112,7 +147,7 @@ def test_a_process_keeps_at_most_a_hundredth_that_it_does_not_use() -> None:
     assert not second.can_acquire("bob")
 
 
-def test_most_calls_touch_nothing_that_is_shared() -> None:
+async def test_most_calls_touch_nothing_that_is_shared() -> None:
     first, second = build(1000)
     first.acquire("alice")
     first.release("alice")
@@ -176,7 +211,7 @@ def test_callers_without_a_place_are_not_remembered_and_none_is_asked_what_it_ho
     assert len(limit._usage._slots) <= 2048 * 8
 
 
-def test_more_callers_than_have_a_place_are_still_counted_by_their_own_process() -> None:
+async def test_more_callers_than_have_a_place_are_still_counted_by_their_own_process() -> None:
     (limit,) = build(100_000, 1, 1.0)
     for number in range(30_000):
         limit.acquire(f"caller {number}")
@@ -310,6 +345,30 @@ async def test_sessions_are_limited_over_all_processes_and_a_caller_has_one_shar
     second.end(session)
     await first.open("carol")
     assert second.restore("kept", "bob", 0.0) is None
+
+
+async def test_a_caller_with_few_sessions_in_each_process_but_most_in_all_makes_room() -> None:
+    memory = share_memory(3)
+    first, second, third = (OpenSessions("MCP sessions", 12, share=1.0, counts=counts) for counts in memory)
+    for sessions, caller, number in ((first, "crowd", 3), (second, "crowd", 3), (third, "crowd", 2), (third, "bob", 4)):
+        for _ in range(number):
+            sessions.finish_request(await sessions.open(caller))
+    await first.open("bob")  # who has four, and the crowd eight, though only three of them here
+    assert (len(first), len(second), len(third)) == (3, 3, 6)
+    assert second.make_room("bob", 5)
+    assert (len(first), len(second), len(third)) == (3, 2, 6)
+    assert not third.make_room("carol", 7)
+
+
+async def test_a_session_that_is_refused_leaves_nothing_behind() -> None:
+    first, second = (OpenSessions("MCP sessions", 2, share=1.0, counts=counts) for counts in share_memory(2))
+    held = [await first.open("alice"), await second.open("alice")]
+    for sessions in (first, second):
+        with pytest.raises(RateLimited):
+            await sessions.open("alice")
+    first.end(held[0])
+    await second.open("alice")
+    assert (len(first), len(second)) == (0, 2)
 
 
 async def test_a_session_in_another_process_is_closed_for_a_new_one() -> None:

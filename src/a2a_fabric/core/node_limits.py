@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -9,18 +10,21 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.limits import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit, Share, TokenBuckets
 from a2a_fabric.core.shared_counts import SharedCounts, SharedRate, SharedUsage
 
-_SPARE_PART = 100  # of a limit: what a process may keep that its callers do not hold
+# Of a limit: what a process may keep that its callers do not hold, what all may keep together, and for how long.
+_SPARE_PART, _SPARE_PART_OF_ALL = 100, 20
+_SPARE_SECONDS = 0.5
 
 
 class NodeLimit(FairLimit):
     """A fair limit of which other processes use their part. `capacity` is that of all, `in_use` is of this process.
 
-    A process reserves what its callers hold, and keeps up to a hundredth of the capacity reserved that they hold no
-    longer: so most calls touch nothing that is shared. Limits below a hundred are exact. Two processes that reserve the
-    last place at one moment may both be refused; never do both get it.
+    A process reserves what its callers hold, and for a moment keeps up to a hundredth of the capacity reserved that
+    they hold no longer: so most calls touch nothing that is shared. All processes together keep at most a twentieth, so
+    limits below a hundred are exact, and below twenty for each process. Two processes that reserve the last place at
+    one moment may both be refused; never do both get it.
     """
 
-    __slots__ = ("_reserved", "_reserved_by_caller", "_spare", "_usage")
+    __slots__ = ("_reserved", "_reserved_by_caller", "_spare", "_spare_timer", "_usage")
 
     def __init__(
         self,
@@ -34,7 +38,8 @@ class NodeLimit(FairLimit):
     ) -> None:
         super().__init__(resource_name, capacity, share, retry_after=retry_after, used_up=used_up)
         self._usage = SharedUsage(counts, resource_name)
-        self._spare = capacity // _SPARE_PART
+        self._spare = self._compute_spare()
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._reserved = 0
         self._reserved_by_caller: dict[str, int] = {}
 
@@ -44,7 +49,11 @@ class NodeLimit(FairLimit):
 
     def resize(self, capacity: int) -> None:
         super().resize(capacity)
-        self._spare = capacity // _SPARE_PART
+        self._spare = self._compute_spare()
+        self._give_back_spare()  # of a larger capacity it may be more than the new one
+
+    def _compute_spare(self) -> int:
+        return min(self.capacity // _SPARE_PART, self.capacity // (_SPARE_PART_OF_ALL * self.processes))
 
     def acquire(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
@@ -65,6 +74,9 @@ class NodeLimit(FairLimit):
         self._free += 1
         if self._reserved + self._free - self.capacity > self._spare:
             self._set_reserved(caller, held)
+        elif self._spare_timer is None:
+            loop = asyncio.get_running_loop()
+            self._spare_timer = loop.call_later(_SPARE_SECONDS, self._end_spare)
 
     def can_acquire(self, principal_id: str | None) -> bool:
         caller = principal_id or ANONYMOUS_CALLER
@@ -98,6 +110,11 @@ class NodeLimit(FairLimit):
     def _count_free(self) -> int:
         """What no process has reserved."""
         return self.capacity - self._reserved - self._usage.count_others()
+
+    def _end_spare(self) -> None:
+        """A process without calls would keep its spare part from the others for good."""
+        self._spare_timer = None
+        self._give_back_spare()
 
     def _give_back_spare(self, reserving: str = "") -> None:
         """What callers do not hold any more, except for the one that is about to. Most often there is nothing, and then

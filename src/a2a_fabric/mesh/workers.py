@@ -113,13 +113,13 @@ class Workers:
 
     async def make_room(self, owner: str, held: int) -> bool:
         """Whether another worker has closed a session for this caller, who has `held` in all of them."""
-        try:
-            async with asyncio.timeout(_ROOM_TIMEOUT):
-                for peer in self.peers.values():
+        for peer in self.peers.values():
+            try:
+                async with asyncio.timeout(_ROOM_TIMEOUT):
                     if await peer.make_room(owner, held):
                         return True
-        except (FabricError, TimeoutError) as error:
-            _log.warning("no worker closed a session for %s: %s", owner, error)
+            except (FabricError, TimeoutError) as error:  # it is being started again; another one may have room
+                _log.warning("%s was not asked to close a session for %s: %s", peer.name, owner, error)
         return False
 
     def merge_metrics(self, render_own: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:

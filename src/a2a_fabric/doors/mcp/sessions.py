@@ -22,6 +22,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
 _RETRY_AFTER = 5.0
 _PURGE_INTERVAL = 10.0
+_RANKED = 100  # callers; what each has in other processes takes some microseconds to find
 
 
 MakeRoom = Callable[[str, int], Awaitable[bool]]
@@ -133,15 +135,14 @@ class OpenSessions:
 
         Raises RateLimited if no session can be closed for it.
         """
-        session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock())
+        owner = principal_id or ANONYMOUS_CALLER
         try:
-            closing = self._close_one_for(session)
+            session, closing = self._admit(owner)
         except RateLimited:
             make_room = self._make_room_elsewhere
-            if make_room is None or not await make_room(session.owner, self._count_held_by(session.owner)):
+            if make_room is None or not await make_room(owner, self._count_held_by(owner)):
                 raise
-            closing = self._close_one_for(session)
-        self._add(session)
+            session, closing = self._admit(owner)
         if closing is not None:
             try:
                 await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
@@ -149,6 +150,16 @@ class OpenSessions:
                 self.end(session)
                 raise
         return session
+
+    def _admit(self, owner: str) -> tuple[OpenSession, asyncio.Future[None] | None]:
+        """A new session, and the end of the one that is closed for it. Raises RateLimited."""
+        session = OpenSession(owner, self.clock())
+        self._add(session)  # before the others are looked at: two processes never both take the last place
+        try:
+            return session, self._close_one_for(owner)
+        except RateLimited:
+            self.end(session)
+            raise
 
     def make_room(self, owner: str, held: int) -> bool:
         """Close a session for a caller who has `held` and opens one more in another process."""
@@ -212,18 +223,18 @@ class OpenSessions:
     def _count_held_by(self, owner: str) -> int:
         return len(self._by_owner.get(owner, ())) + (0 if self._usage is None else self._usage.count_others(owner))
 
-    def _close_one_for(self, new: OpenSession) -> asyncio.Future[None] | None:
-        """Raises RateLimited."""
-        if self._count_all() >= self._max_sessions:
+    def _close_one_for(self, owner: str) -> asyncio.Future[None] | None:
+        """For a new session of this caller, which is counted already. Raises RateLimited."""
+        if self._count_all() > self._max_sessions:
             self._purge()
-        free = self._max_sessions - self._count_all()
-        held = self._count_held_by(new.owner)
+        free = self._max_sessions - self._count_all() + 1
+        held = self._count_held_by(owner) - 1
         if held < self._multiple * free:
             return None
-        idlest = self._find_idlest(new.owner, held, is_full=free <= 0)
+        idlest = self._find_idlest(owner, held, is_full=free <= 0)
         if idlest is None:
             raise self._make_refusal(held, free)
-        return self._close_idlest(idlest, new.owner)
+        return self._close_idlest(idlest, owner)
 
     def _close_idlest(self, session: OpenSession, owner: str) -> asyncio.Future[None]:
         self.end(session)
@@ -258,20 +269,34 @@ class OpenSessions:
             self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
 
     def _find_idlest(self, owner: str, held: int, *, is_full: bool) -> OpenSession | None:
-        """The session to close for a new one of `owner`: one of its own if some are still free, else the idlest of
-        the callers with the most sessions, as long as they have more than `owner`.
+        """The session of this process to close for a new one of `owner`, who has `held` in all: one of its own if some
+        are still free, else the idlest of the callers with the most sessions, as long as they have more than `owner`.
         """
         best: OpenSession | None = None
         session_count = 0
-        for name, owned in sorted(self._by_owner.items(), key=lambda each: len(each[1]), reverse=True):
-            if len(owned) < session_count:
+        for count, name in self._rank_owners(owner, held):
+            if count < session_count:
                 break
-            if name != owner and not (is_full and len(owned) > held):
+            if name != owner and not (is_full and count > held):
                 continue
+            owned = self._by_owner[name]
             idle = min((each for each in owned if not each.requests), key=lambda each: each.used_at, default=None)
             if idle is not None and (best is None or idle.used_at < best.used_at):
-                best, session_count = idle, len(owned)
+                best, session_count = idle, count
         return best
+
+    def _rank_owners(self, owner: str, held: int) -> list[tuple[int, str]]:
+        """How many sessions the callers with most of them have: in all processes, but only those with most in this one
+        are looked at.
+        """
+        if self._usage is None:
+            names = list(self._by_owner)
+        else:
+            names = nlargest(_RANKED, self._by_owner, key=lambda name: len(self._by_owner[name]))
+            if owner in self._by_owner and owner not in names:
+                names.append(owner)
+        counts = [(held if name == owner else self._count_held_by(name), name) for name in names]
+        return sorted(counts, key=lambda each: each[0], reverse=True)
 
     def _purge(self) -> None:
         """Forget sessions that ended unnoticed, because their clients never sent `notifications/initialized`."""
