@@ -13,7 +13,14 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.call import Call, ignore_event
-from a2a_fabric.core.errors import AgentOffline, NotReached, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    FabricError,
+    NotReached,
+    PayloadTooLarge,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.agent_client.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
@@ -116,6 +123,12 @@ class TestInvalidOutputAndFloods:
     ) -> None:
         assert (await start()(call("rubbish"), ignore_event)).data == {"answer": "fine"}
         assert "Loading model..." in caplog.text
+
+    async def test_numbers_that_are_slow_to_read_fail_their_turn_only(self, start: Start) -> None:
+        runtime = start()
+        with pytest.raises(FabricError, match="slow to read"):
+            await asyncio.wait_for(runtime(call("numbers"), ignore_event), WAIT_TIMEOUT)
+        assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_more_words_than_a_reply_may_have_end_the_turn(self, start: Start) -> None:
         runtime = start(reply_bytes=100_000)

@@ -148,12 +148,17 @@ def _asked(request: CallRequest) -> Outcome:
     return Outcome(input_required=InputRequired(questions={"colour": question}, continuation="brush-1"))
 
 
+SLOW_NUMBERS = f"[{','.join(['1e300'] * 2000)}]"
 # What a faulty agent answers to a call, and what it streams.
 FAULTS: dict[str, tuple[Any, ...]] = {
     "nothing": (Outcome(), StreamItem(outcome=Outcome())),
     "no_end": (Outcome(result=Result(data_json="{")), event("token", text="half")),
     "bad_event": (Outcome(result=Result(data_json="nope")), StreamItem(event={"kind": "token", "data_json": "[1]"})),
     "bad_part": (Outcome(result=Result(data_json="{}", parts=[Part(kind="smell", text="x")])), event("token", text=7)),
+    "slow_numbers": (
+        Outcome(result=Result(data_json=SLOW_NUMBERS)),
+        StreamItem(event={"kind": "progress", "data_json": f'{{"x": {SLOW_NUMBERS}}}'}),
+    ),
     "too_large": (done("x" * 300_000), event("artifact", data="x" * 300_000)),
     "flood": (done("x" * 300_000),),
     "hang_in_stream": (done(None),),

@@ -160,6 +160,12 @@ class TestJsonLines:
         await failure_of(runtime(call_of("garbled"), ignore_event), UpstreamFailed)
         assert (await runtime(call_of("rubbish"), ignore_event)).data == {"answer": "fine"}
 
+    async def test_numbers_that_are_slow_to_read_fail_their_call_only(self, start: Start) -> None:
+        runtime = start(PROGRAM)
+        failed = await failure_of(runtime(call_of("slow-numbers"), ignore_event), UpstreamFailed)
+        assert "slow to read" in failed.full_message
+        assert (await runtime(call_of("rubbish"), ignore_event)).data == {"answer": "fine"}
+
     async def test_errors_of_the_program_keep_their_code_and_details(self, start: Start) -> None:
         runtime = start(PROGRAM)
         refused = await failure_of(runtime(call_of("refuse"), ignore_event), BadInput)
@@ -410,6 +416,11 @@ class TestHealthAndDescription:
 
 
 class TestOneProcessACall:
+    async def test_numbers_that_are_slow_to_read_are_refused(self, start: Start, tmp_path: Path) -> None:
+        printing = script(tmp_path, "print('{\"x\": [' + ','.join(['1e300'] * 2000) + ']}')")
+        refused = await failure_of(start(printing, protocol="oneshot")(call_of("go"), ignore_event), UpstreamRefused)
+        assert "slow to read" in refused.full_message
+
     async def test_arguments_go_in_as_json_and_an_object_comes_out(self, start: Start, tmp_path: Path) -> None:
         doubles = "import json, sys; print(json.dumps({'twice': json.load(sys.stdin)['context']['n'] * 2}))"
         runtime = start(script(tmp_path, doubles), protocol="oneshot")

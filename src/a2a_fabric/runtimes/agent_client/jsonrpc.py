@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import AgentOffline, PayloadTooLarge, UpstreamInterrupted
+from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.protocols.jsonrpc import JSONRPCError
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, read_lines
 
@@ -25,7 +26,7 @@ DRAIN_TIMEOUT = 1.0  # for output that is still in the pipe after the child has 
 MAX_INVALID_LOGGED = 10
 MAX_UNREAD_BYTES = 1024 * 1024  # of replies that the agent has not read, besides one request
 
-_METHOD_NOT_FOUND = -32601
+_METHOD_NOT_FOUND, _PARSE_ERROR = -32601, -32700
 
 
 class AgentRPCError(JSONRPCError):
@@ -51,6 +52,11 @@ class _WireMessage(msgspec.Struct, frozen=True):
     params: Any = None
     result: Any = None
     error: _WireError | None = None
+
+
+class _MessageHead(msgspec.Struct, frozen=True):
+    id: int | str | None = None
+    method: str | None = None
 
 
 SendReply = Callable[[Any], None]
@@ -181,8 +187,9 @@ class JSONRPCPipe:
                 future.set_exception(UpstreamInterrupted(self.exit_reason, agent_id=self._child.program.agent_id))
 
     def _dispatch(self, line: bytes) -> None:
+        problem = find_number_problem(line) if len(line) > LONG else None
         try:
-            message = self._decoder.decode(line)
+            message = self._decoder.decode(line) if problem is None else _refuse_content(line, problem)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._log_invalid(line)
             return
@@ -221,3 +228,11 @@ class JSONRPCPipe:
             self._invalid_lines += 1
             if self._invalid_lines <= MAX_INVALID_LOGGED:
                 _log.warning("%s: not a JSON-RPC message on stdout: %r", self._child.program.agent_id, line[:200])
+
+
+def _refuse_content(line: bytes, problem: str) -> _WireMessage:
+    """A reply whose result should not be decoded, as an error. Raises msgspec.DecodeError for other messages."""
+    head = msgspec.json.decode(line, type=_MessageHead)
+    if head.method is not None:
+        raise msgspec.DecodeError(problem)
+    return _WireMessage(id=head.id, error=_WireError(_PARSE_ERROR, problem))

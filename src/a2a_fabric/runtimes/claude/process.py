@@ -24,6 +24,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
+from a2a_fabric.core.json_text import find_number_problem
 from a2a_fabric.core.result import Event, Result, status, token
 from a2a_fabric.runtimes.mcp_servers import ServerProblem, ServerStatus, describe_server_problem
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
@@ -60,6 +61,9 @@ class ClaudeOutput:
         self._invalid_lines = 0
 
     def parse_line(self, line: bytes) -> Iterator[Event]:
+        if find_number_problem(line):
+            self._log_invalid(line)
+            return
         try:
             record = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

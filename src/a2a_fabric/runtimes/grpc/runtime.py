@@ -38,6 +38,7 @@ from a2a_fabric.core.errors import (
     error_from_agent,
 )
 from a2a_fabric.core.forwarding import IDENTITY_HEADER, CallSigner
+from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.result import (
     EVENT_KINDS,
@@ -223,6 +224,9 @@ def _encode_json(value: Any) -> str:
 
 
 def _decode_json(text: str, kind: Any, subject: str) -> Any:
+    """Raises UpstreamFailed."""
+    if len(text) > LONG and (problem := find_number_problem(text.encode())):
+        raise UpstreamFailed(f"The agent sent {subject} that cannot be read: {problem}")
     try:
         return msgspec.json.decode(text, type=kind)
     except _MALFORMED as exc:

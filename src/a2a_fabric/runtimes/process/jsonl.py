@@ -42,6 +42,7 @@ from a2a_fabric.core.errors import (
     error_from_agent,
 )
 from a2a_fabric.core.forwarding import CallSigner
+from a2a_fabric.core.json_text import LONG, find_number_problem
 from a2a_fabric.core.result import EVENT_KINDS, Event, EventKind, Part, Result, to_json_object
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.programs import (
@@ -261,6 +262,9 @@ class JsonlSession:
             pending.add(failure(reason, agent_id=self._child.program.agent_id))
 
     def _dispatch(self, line: bytes) -> None:
+        if len(line) > LONG and (problem := find_number_problem(line)):
+            self._handle_invalid_line(line, problem)
+            return
         try:
             message = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -280,13 +284,13 @@ class JsonlSession:
         elif message.event in EVENT_KINDS:
             pending.add(Event(cast(EventKind, message.event), message.data), len(line))
 
-    def _handle_invalid_line(self, line: bytes, exc: Exception) -> None:
+    def _handle_invalid_line(self, line: bytes, problem: object) -> None:
         try:
             pending = self._pending_calls.get(str(_id_decoder.decode(line).id))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pending = None
         if pending is not None:
-            pending.add(UpstreamFailed(f"The answer cannot be read: {exc}", agent_id=self._child.program.agent_id))
+            pending.add(UpstreamFailed(f"The answer cannot be read: {problem}", agent_id=self._child.program.agent_id))
         elif line.strip():
             self._invalid_lines += 1
             if self._invalid_lines <= MAX_LOGGED_LINES:

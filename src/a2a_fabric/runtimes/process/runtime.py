@@ -25,6 +25,7 @@ from a2a_fabric.core.call import (
 )
 from a2a_fabric.core.errors import AgentBusy, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.forwarding import IDENTITY_VARIABLE, CallSigner
+from a2a_fabric.core.json_text import find_number_problem
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.propagation import chain_to_environment, format_traceparent
 from a2a_fabric.core.result import Part, Result, to_json_object
@@ -182,6 +183,8 @@ class OneshotRuntime:
         return replace(program, argv=(*program.argv, _check_argument(encoded))), b"", notes
 
     def _parse_output(self, output: bytes) -> Result:
+        if problem := find_number_problem(output):
+            raise self._make_refusal(problem)
         try:
             reply = _reply_decoder.decode(output)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
