@@ -140,6 +140,7 @@ def test_imported_servers_are_taken_out_and_come_back(folder: Folder) -> None:
         '\ufeff{\r\n\t"mcpServers": {\r\n\t\t"b": {},\r\n\t},\r\n}\r\n',
         '{"a": [1, 2,], "mcpServers": {"b": {"command": "x"}}}',
         '// only words\n{\n  "mcpServers": {\n    "b": {} // last\n  }\n}\n// end\n',
+        '{ // why\n "mcpServers": {"b": {"command": "y",}, },\n}\n',
     ],
 )
 def test_json_with_comments_keeps_every_character_of_the_user(text: str) -> None:
@@ -184,9 +185,11 @@ def test_toml_tables_in_every_form_are_edited(text: str) -> None:
     assert added is not None
     assert tomllib.loads(added)["mcp_servers"]["fabric"] == entry.value
     undone = remove_entry(client, "fabric", added, text, "config.toml", {}).text
-    assert undone is not None
-    assert tomllib.loads(undone) == tomllib.loads(text)
-    assert ("# mine" in undone) == ("# mine" in text)
+    assert undone == text
+    edited = remove_entry(client, "fabric", added + "[own]\na = 1\n", text, "config.toml", {}).text
+    assert edited is not None
+    assert tomllib.loads(edited) == {**tomllib.loads(text), "own": {"a": 1}}
+    assert ("# mine" in edited) == ("# mine" in text)
 
 
 def test_a_file_that_is_read_only_or_changed_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
@@ -283,9 +286,11 @@ def test_yaml_is_edited_in_place(text: str) -> None:
     assert all(word in added for word in ("# b", "# one", "# only words", "# end") if word in text)
     assert ("\n" in added.replace("\r\n", "")) is ("\r\n" not in text)
     undone = remove_entry(client, "fabric", added, text, "config.yaml", {}).text
-    assert undone is not None
+    assert undone == text
+    edited = remove_entry(client, "fabric", added + "own: 1\n", text, "config.yaml", {}).text
+    assert edited is not None
     rest = {key: value for key, value in before.items() if value or key != "extensions"}
-    assert (yaml.safe_load(undone) or {}) == rest
+    assert yaml.safe_load(edited) == {**rest, "own": 1}
 
 
 @pytest.mark.parametrize(("client", "older"), [

@@ -67,14 +67,13 @@ def remove_entry(
 ) -> ConfigChange:
     """Remove Fabric's entry; an entry of the same name in the original text comes back, and so do moved servers.
 
-    Where servers were moved, a file that was not edited since is the original again, to the character.
+    A file that was not edited since is the original again, to the character.
     """
     servers = list_servers(client, text, path)
     if name not in servers:
         return ConfigChange(action="not connected")
     back = {each: entry for each, entry in moved.items() if each not in servers}
-    is_unedited = original_text is not None and _is_our_edit(client, name, text, original_text, path, back)
-    if back and is_unedited:
+    if original_text is not None and _is_our_edit(client, name, text, original_text, path, back):
         return ConfigChange(action="disconnected", text=original_text, moved=back)
     for each, entry in back.items():
         text = _parse_file(client, text, path).add_entry(each, entry)
@@ -84,7 +83,7 @@ def remove_entry(
         return ConfigChange(action="disconnected", text=file.add_entry(name, earlier), moved=back)
     rest = file.remove_entry(name, client.inputs)
     if not rest and original_text is not None and client.file_format == "json":
-        rest = original_text if is_unedited else "{}\n"  # clients cannot read an empty file
+        rest = "{}\n"  # clients cannot read an empty file
     return ConfigChange(action="disconnected", text=rest, moved=back)
 
 
