@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.doors.test_fair_shares import end
@@ -190,15 +191,42 @@ async def test_a_caller_that_subscribes_to_as_much_as_it_can_leaves_room_for_oth
         await eventually(is_taken)
 
 
-async def test_a_session_that_is_opened_and_never_used_ends_soon_and_one_that_was_used_does_not(percy: Percy) -> None:
+@pytest.mark.parametrize("path", ["/mcp", "/agents/percy/mcp", "/agents/tiny/mcp"])
+async def test_a_session_that_is_opened_and_never_used_ends_soon_and_one_that_was_used_does_not(
+    percy: Percy, path: str
+) -> None:
     async with at(percy, {"session_unused": 0.5}) as node:
-        used = await opened(node, HONEST)
+        used, listening = await opened(node, HONEST, path), await opened(node, HONEST, path)
         assert await lives(used)
-        assert await initialized(node, GREEDY, "/mcp") == 200  # and not a word more
+        async with listening.get() as stream:
+            assert stream.status == 200
+            assert await initialized(node, GREEDY, path) == 200  # and not a word more
 
-        async def is_gone() -> bool:
-            node.fabric.telemetry.log.flush()
-            return "Closed 1 sessions that were opened and not used" in node.log.getvalue()
+            async def is_gone() -> bool:
+                node.fabric.telemetry.log.flush()
+                return "Closed 1 sessions that were opened and not used" in node.log.getvalue()
 
-        await eventually(is_gone)
-        assert await lives(used)
+            await eventually(is_gone)
+            assert [await lives(each) for each in (used, listening)] == [True, True]
+
+
+async def test_clients_that_left_a_program_keep_no_other_caller_out(percy: Percy) -> None:
+    """None of them sent DELETE. Some had their answer, some waited for one, some listened."""
+    path, number = "/agents/tiny/mcp", 64
+    async with at(percy, {"sessions_per_agent": number}, share_per_caller=1) as node:
+        waiting = []
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+            leaving = Node(node.url, node.fabric, client)
+            for each in range(number):
+                session = await opened(leaving, GREEDY, path)
+                if each % 3 == 0:
+                    assert "result" in await session.answer(calling("echo"))
+                elif each % 3 == 1:
+                    waiting.append(asyncio.ensure_future(session.answer(calling("wait"))))
+                    await session.answer({"jsonrpc": "2.0", "id": 2, "method": "ping"})  # the call has arrived before
+                else:
+                    assert (await session.get().__aenter__()).status == 200
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for token in (HONEST, THIRD, GREEDY):
+            newcomer = await opened(node, token, path)
+            assert "result" in await newcomer.answer(calling("echo"))

@@ -123,6 +123,7 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
         sessions.find,
         build_fast_path,
         idle_timeout=settings.session_idle,
+        unused_timeout=settings.session_unused,
         max_sessions=settings.sessions_per_agent,
     )
     gateway_fast_path = build_fast_path(None)

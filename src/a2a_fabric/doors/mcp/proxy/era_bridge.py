@@ -34,13 +34,14 @@ _POOL_IDLE_TIMEOUT = 300.0  # seconds until an unused session of a pool is close
 class EraBridge:
     """All sessions, session pools and pending exchanges of a node. Made in the event loop that it serves."""
 
-    def __init__(self, context: DoorContext, *, idle_timeout: float, max_sessions: int) -> None:
+    def __init__(self, context: DoorContext, *, idle_timeout: float, unused_timeout: float, max_sessions: int) -> None:
         self._context = context
         self._idle_timeout = idle_timeout
         self._max_sessions = max_sessions
         self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         self.sessions = ProxySessions(
             idle_timeout=idle_timeout,
+            unused_timeout=unused_timeout,
             timeout=context.gateway.longest_timeout,
             max_sessions=max_sessions,
             share=context.caller_share,

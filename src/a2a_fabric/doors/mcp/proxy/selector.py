@@ -50,6 +50,7 @@ class ProxySelector:
         build_fast_path: Callable[[Manifest], FastPath],
         *,
         idle_timeout: float,
+        unused_timeout: float,
         max_sessions: int,
     ) -> None:
         self._context = context
@@ -58,6 +59,7 @@ class ProxySelector:
         self._build_fast_path = build_fast_path
         self._fast_paths: dict[str, FastPath] = {}  # by agent: to the tools that the node's own server has for it
         self._idle_timeout = idle_timeout
+        self._unused_timeout = unused_timeout
         self._max_sessions = max_sessions  # per agent
         self._streams = LongLivedStreams()
         self._http_proxies = HttpProxies(context, context.http) if context.http is not None else None
@@ -200,6 +202,9 @@ class ProxySelector:
             module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.era_bridge")
             if self._bridge is None:
                 self._bridge = module.EraBridge(
-                    self._context, idle_timeout=self._idle_timeout, max_sessions=self._max_sessions
+                    self._context,
+                    idle_timeout=self._idle_timeout,
+                    unused_timeout=self._unused_timeout,
+                    max_sessions=self._max_sessions,
                 )
         return self._bridge.make_proxy(manifest, tunnel)

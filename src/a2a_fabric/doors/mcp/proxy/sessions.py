@@ -224,6 +224,7 @@ class ProxySessions:
         self,
         *,
         idle_timeout: float,
+        unused_timeout: float,
         timeout: float,
         max_sessions: int,
         share: Share,
@@ -235,6 +236,7 @@ class ProxySessions:
         self.ping_timers = ping_timers
         self._share = share  # of the sessions with an agent, for one caller
         self._idle_timeout = idle_timeout
+        self._unused_timeout = unused_timeout
         self._max_sessions = max_sessions  # per agent
         self._sessions: dict[str, ProxySession] = {}
         self._open_sessions: dict[str, OpenSessions] = {}  # by agent
@@ -255,7 +257,10 @@ class ProxySessions:
         agent_sessions = self._open_sessions.get(agent_id)
         if agent_sessions is None:
             agent_sessions = self._open_sessions[agent_id] = OpenSessions(
-                f"sessions with agent '{agent_id}'", self._max_sessions, share=self._share
+                f"sessions with agent '{agent_id}'",
+                self._max_sessions,
+                unused_timeout=self._unused_timeout,
+                share=self._share,
             )
         open_session = await agent_sessions.open(principal.principal_id)
         session = ProxySession(self, agent_id, principal, self._idle_timeout, self._remove, open_session)
@@ -324,8 +329,10 @@ class ProxySession(SessionTask):
         if proxied.is_request and self._relay is not None and self._relay.is_called(proxied.id):
             reason = "A request with this id is in flight already. Give each request an id of its own."
             raise McpProtocolError(jsonrpc.INVALID_REQUEST, reason)
+        is_stream = proxied.is_long_lived and not proxied.is_request
         self._open_replies += proxied.is_request
         self.open_session.requests += proxied.is_request
+        self.open_session.streams += is_stream
         timer = asyncio.get_running_loop().call_later(self._timeout, self._expire_request, proxied)
         try:
             await self._transport.handle_request(proxied.scope, proxied.receive, proxied.send)
@@ -333,6 +340,8 @@ class ProxySession(SessionTask):
             timer.cancel()
             self._open_replies -= proxied.is_request
             self.open_session.requests -= proxied.is_request
+            self.open_session.answered_requests += proxied.is_request and not is_first
+            self.open_session.streams -= is_stream
             self.open_session.used_at = time.monotonic()
             self._reply_ended.set()
             if self._transport.is_terminated or (is_first and proxied.send.status >= 400):
