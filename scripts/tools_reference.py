@@ -1,4 +1,4 @@
-"""The reference page of the tools, docs/tools.md, generated from their definitions."""
+"""Writes what the node lists of the tools, from their definitions, and prints their reference page, docs/tools.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.tools.catalog import ALL_TOOLS
+from a2a_fabric.tools.listing import LISTING_FILE, ToolListing, encode_listings
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.spec import BuiltinTool
+
+_LISTINGS = [tool.listing for tool in ALL_TOOLS]
 
 _INTRODUCTION = """\
 # Built-in tools
@@ -38,7 +40,7 @@ def build_reference() -> str:
     parts = [
         _INTRODUCTION,
         _render_overview(),
-        *(_render_section(tool) for tool in ALL_TOOLS),
+        *(_render_section(tool) for tool in _LISTINGS),
         _render_settings(),
         _SANDBOX_SECTION,
     ]
@@ -49,28 +51,28 @@ def _render_overview() -> str:
     rows = [
         f"| [`{tool.tool_id}`](#{tool.tool_id.replace('.', '')}) | {tool.category} | {_render_names(tool)} "
         f"| {_describe_effects(tool)} | {_describe_default(tool)} |"
-        for tool in ALL_TOOLS
+        for tool in _LISTINGS
     ]
     head = ["| tool | category | capability | declares | by default |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 
-def _render_names(tool: BuiltinTool) -> str:
+def _render_names(tool: ToolListing) -> str:
     return ", ".join(f"`{name}`" for name in (tool.capability, *tool.aliases))
 
 
-def _describe_effects(tool: BuiltinTool) -> str:
+def _describe_effects(tool: ToolListing) -> str:
     if tool.side_effects != "none":
         return tool.side_effects
     return "pure" if tool.deterministic else "not deterministic"
 
 
-def _describe_default(tool: BuiltinTool) -> str:
+def _describe_default(tool: ToolListing) -> str:
     reason = tool.find_disabled_reason(ToolSettings())
     return "on" if reason is None else f"off: {reason}"
 
 
-def _render_section(tool: BuiltinTool) -> str:
+def _render_section(tool: ToolListing) -> str:
     properties = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", [])
     rows = [
@@ -83,7 +85,7 @@ def _render_section(tool: BuiltinTool) -> str:
     return "\n".join(lines)
 
 
-def _render_result(tool: BuiltinTool) -> str:
+def _render_result(tool: ToolListing) -> str:
     return ", ".join(f"`{name}`" for name in tool.output_schema["properties"])
 
 
@@ -115,4 +117,5 @@ def _render_settings() -> str:
 
 
 if __name__ == "__main__":
+    LISTING_FILE.write_bytes(encode_listings(_LISTINGS))
     sys.stdout.write(build_reference())

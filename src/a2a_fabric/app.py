@@ -16,7 +16,6 @@ import msgspec
 
 from a2a_fabric.admin.processes import Processes
 from a2a_fabric.admin.setup import build_admin
-from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, LimitSettings, read_environment
 from a2a_fabric.console.setup import build_console
 from a2a_fabric.core.active_policy import ActivePolicy
@@ -60,6 +59,7 @@ from a2a_fabric.registry.memory import AgentMemory
 from a2a_fabric.registry.names import ReservedNames
 
 if TYPE_CHECKING:
+    from a2a_fabric.agent import Agent
     from a2a_fabric.mesh.workers import Workers
 
 _log = logging.getLogger(__name__)

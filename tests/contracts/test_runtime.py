@@ -20,7 +20,7 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.testing.runtime_contract import RuntimeCase, RuntimeContract
 from a2a_fabric.testing.values import make_call
-from a2a_fabric.tools.catalog import build_manifests
+from a2a_fabric.tools.listing import build_manifests
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import Toolbox
 from tests.matrix.agents import KINDS, RUNTIMES

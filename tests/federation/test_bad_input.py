@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from a2a_fabric.federation.locations import is_federation_source
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.federation.source import FederationSource, is_federation_source
+from a2a_fabric.federation.source import FederationSource
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from tests.federation.pages import Pages, serving_pages

@@ -13,9 +13,9 @@ from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.tool import build
-from a2a_fabric.tools.catalog import ALL_TOOLS, TOOLS_BY_ID, build_manifests
+from a2a_fabric.tools.catalog import ALL_TOOLS, TOOLS_BY_ID
+from a2a_fabric.tools.listing import LISTING_FILE, ToolListing, build_manifests, encode_listings, load_listings
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.spec import BuiltinTool
 from a2a_fabric.tools.toolkit import CODES
 from tests.marks import requirement
 from tests.unit.tool_bench import bench, files_in
@@ -52,7 +52,7 @@ FIELDS = {
 def test_there_are_exactly_the_known_tools_with_the_known_fields() -> None:
     found = {
         tool.tool_id: (tool.capability, set(tool.input_schema["properties"]), set(tool.output_schema["properties"]))
-        for tool in ALL_TOOLS
+        for tool in load_listings()
     }
     assert found == {
         tool_id: (capability, set(arguments.split()), set(result.split()))
@@ -60,8 +60,13 @@ def test_there_are_exactly_the_known_tools_with_the_known_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("tool", ALL_TOOLS, ids=lambda tool: tool.tool_id)
-def test_schemas_are_plain_objects_without_references(tool: BuiltinTool) -> None:
+def test_the_file_of_what_tools_say_is_written_from_their_definitions() -> None:
+    written = encode_listings(tool.listing for tool in ALL_TOOLS)
+    assert LISTING_FILE.read_bytes() == written, "run scripts/generate"
+
+
+@pytest.mark.parametrize("tool", load_listings(), ids=lambda tool: tool.tool_id)
+def test_schemas_are_plain_objects_without_references(tool: ToolListing) -> None:
     for schema in (tool.input_schema, tool.output_schema):
         jsonschema_rs.meta.validate(schema)
         assert schema["type"] == "object"

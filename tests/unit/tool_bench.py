@@ -18,7 +18,8 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.runtimes.tool import ToolRuntime
-from a2a_fabric.tools.catalog import TOOLS_BY_ID, build_manifest
+from a2a_fabric.tools.catalog import TOOLS_BY_ID
+from a2a_fabric.tools.listing import build_manifest
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import Toolbox
 
@@ -35,7 +36,7 @@ class Bench:
 
     async def __call__(self, tool_id: str, *, task: str = "", capability: str | None = None, **context: Any) -> Any:
         tool = TOOLS_BY_ID[tool_id]
-        runtime = ToolRuntime(build_manifest(tool, self.settings), self.toolbox)
+        runtime = ToolRuntime(build_manifest(tool.listing, self.settings), self.toolbox)
         call = Call(
             trace=new_trace(),
             auth=Principal(),
@@ -44,7 +45,7 @@ class Bench:
         )
         result = await runtime(call, ignore_event)
         data = msgspec.json.decode(msgspec.json.encode(result.data))
-        jsonschema_rs.validate(tool.output_schema, data)
+        jsonschema_rs.validate(tool.listing.output_schema, data)
         return data
 
     async def fails(self, tool_id: str, code: str, tool_code: str, **context: Any) -> FabricError:

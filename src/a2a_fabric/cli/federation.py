@@ -19,15 +19,15 @@ from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import BadInput, ConfigError
 from a2a_fabric.core.files import read_text, replace_text, report_write_errors
-from a2a_fabric.federation.card import CARD_FILE, Card, Invocation, build_capabilities, card_from_manifest
+from a2a_fabric.federation.card import Card, Invocation, build_capabilities, card_from_manifest
 from a2a_fabric.federation.folders import decode_card, read_folder
 from a2a_fabric.federation.json_file import MAX_REGISTRY_BYTES, JSONFile
 from a2a_fabric.federation.lint import LintReport, lint_path, lint_text
-from a2a_fabric.federation.registry_file import EMPTY_REGISTRY, REGISTRY_FILE, add_entry, rebuild_index
+from a2a_fabric.federation.locations import CARD_FILE, REGISTRY_FILE, is_url
+from a2a_fabric.federation.registry_file import EMPTY_REGISTRY, add_entry, rebuild_index
 from a2a_fabric.federation.repositories import RepoAddress, parse_repo
 from a2a_fabric.federation.scaffold import AgentType, build_files
 from a2a_fabric.federation.settings import GitSettings
-from a2a_fabric.federation.source import is_url
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError
 

@@ -16,10 +16,8 @@ from a2a_fabric.config import Config, find_unset, load_config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.files import read_text
-from a2a_fabric.core.ports import AgentSource
-from a2a_fabric.federation.registry_file import REGISTRY_FILE
-from a2a_fabric.federation.source import is_federation_source, is_url
-from a2a_fabric.importing.servers import ImportedServers
+from a2a_fabric.core.ports import AgentSource, load_module
+from a2a_fabric.federation.locations import REGISTRY_FILE, is_federation_source, is_url
 from a2a_fabric.node.context import build_source
 from a2a_fabric.stores.address import build_default_address
 from a2a_fabric.yamlfile import YAMLFile
@@ -75,8 +73,10 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, config=msgspec.structs.replace(self.config, store=store))
 
     def build_sources(self) -> list[AgentSource]:
-        imported: list[AgentSource] = [ImportedServers(self.imports)] if self.imports else []
-        return [*(build_source(each, Path(), self.config.federation) for each in self.declared), *imported]
+        sources = [build_source(each, Path(), self.config.federation) for each in self.declared]
+        if self.imports:
+            sources.append(load_module("a2a_fabric.importing.servers").ImportedServers(self.imports))
+        return sources
 
     def warn_of_unset(self, agents: Iterable[Manifest]) -> list[str]:
         """A warning that names the variables to which agents refer and that are not set; empty if all are set."""

@@ -16,9 +16,10 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.core.files import read_text, replace_text
-from a2a_fabric.federation.registry_file import REFERENCE_FILE, REGISTRY_FILE, parse_registry, rebuild_index, upgrade
+from a2a_fabric.federation.locations import REGISTRY_FILE, is_url
+from a2a_fabric.federation.registry_file import REFERENCE_FILE, parse_registry, rebuild_index, upgrade
 from a2a_fabric.federation.settings import FederationSettings, GitSettings
-from a2a_fabric.federation.source import FederationSource, is_url
+from a2a_fabric.federation.source import FederationSource
 from a2a_fabric.outbound.client import OutboundClient
 
 RegistryPath = Annotated[

@@ -15,12 +15,11 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.nodes import LOG_VARIABLE, announce_node, check_name, start_detached
@@ -36,8 +35,6 @@ from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.stores import DescriptionStore
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.doors.tls import ServerTLS
-from a2a_fabric.mesh.app import PeerApp
-from a2a_fabric.mesh.workers import WorkerPlace, Workers
 from a2a_fabric.node.context import resolve_store_address, resolve_tls_files
 from a2a_fabric.node.exposure import list_exposure_warnings, list_name_warnings
 from a2a_fabric.node.runtime_factory import resolve_runtime_kind
@@ -55,6 +52,10 @@ from a2a_fabric.web.supervisor import (
     wait_for_others,
     worker_command,
 )
+
+if TYPE_CHECKING:
+    from a2a_fabric.agent import Agent
+    from a2a_fabric.mesh.workers import WorkerPlace, Workers
 
 try:
     import uvloop
@@ -197,12 +198,13 @@ async def _serve(
         quiet = quiet or worker.number > 0
     with listener:
         async with AsyncExitStack() as stack:
-            workers = None
+            workers: Workers | None = None
             if worker is not None:
                 prefix = "" if setup.config.mesh is None else f"{setup.config.node_id}-"
-                place = WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
+                mesh = load_module("a2a_fabric.mesh.workers")
+                place = mesh.WorkerPlace(number=worker.number, count=worker.count, folder=worker.folder, prefix=prefix)
                 counts = open_counts(worker.counts, worker.count, worker.number)
-                workers = Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind, counts)
+                workers = mesh.Workers(place, setup.config.limits.reply_bytes, resolve_runtime_kind, counts)
             session_file = _find_session_file(setup, state, worker)
             node = await start_node(setup, key.secret, stack, workers=workers, session_file=session_file)
             limits = node.config.limits
@@ -268,7 +270,8 @@ async def _join_workers(
 ) -> bool:
     """Serve the other workers, and wait until all are up. False if the supervisor has gone."""
     drain_timeout = node.config.limits.drain_seconds
-    listener = open_private_listener(PeerApp(node.peer_services), place.socket_path(), drain_timeout)
+    peer_app = load_module("a2a_fabric.mesh.app").PeerApp(node.peer_services)
+    listener = open_private_listener(peer_app, place.socket_path(), drain_timeout)
     await stack.enter_async_context(listener)
     control = stack.enter_context(socket.socket(fileno=worker.control))
     if not await wait_for_others(control):

@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from importlib import import_module
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Literal, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from msgspec import Meta
@@ -142,6 +142,12 @@ class _Names:
         return name in self.literals or (self.pattern is not None and self.pattern.fullmatch(name) is not None)
 
 
+def _load_zone(name: str) -> tzinfo:
+    """Few rules name a time zone, and what reads them takes a while to import. Raises as `ZoneInfo` does."""
+    zone: tzinfo = import_module("zoneinfo").ZoneInfo(name)
+    return zone
+
+
 class _Hours:
     """A time window with its parts read. Raises ConfigError."""
 
@@ -159,8 +165,8 @@ class _Hours:
                 raise ConfigError(f"{where}: when: hours: '{window.hours}' names no time of the day")
             self._minutes = first, last
         try:
-            self._zone = UTC if window.timezone == "UTC" else ZoneInfo(window.timezone)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+            self._zone = UTC if window.timezone == "UTC" else _load_zone(window.timezone)
+        except (LookupError, ValueError, OSError) as exc:
             raise ConfigError(f"{where}: when: timezone: there is no time zone '{window.timezone[:64]}'") from exc
 
     def include(self, now: float) -> bool:

@@ -26,8 +26,6 @@ from a2a_fabric.core.federation import (
 )
 from a2a_fabric.federation.json_file import NAME_PATTERN, SKILL_PATTERN, VERSION_PATTERN
 
-CARD_FILE = "agent.json"
-
 CLAUDE_TYPE: Final = "claude-subprocess"
 InvocationType = Literal[
     "claude-subprocess", "http", "grpc", "mcp", "a2a", "acp", "rest", "rpc", "fabric", "agentzero", "process", "python",

@@ -19,7 +19,6 @@ import msgspec
 from a2a_fabric.core.agent import Manifest, iterate_strings, normalize_name
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import (
-    CARD_FILE,
     CLAUDE_TYPE,
     PROGRAM_TYPES,
     Card,
@@ -27,6 +26,7 @@ from a2a_fabric.federation.card import (
     manifest_from_card,
 )
 from a2a_fabric.federation.json_file import JSONFile
+from a2a_fabric.federation.locations import CARD_FILE
 from a2a_fabric.schemas.manifest_check import find_unbounded_schemas
 from a2a_fabric.yamlfile import YamlPath
 

@@ -34,11 +34,11 @@ from a2a_fabric.core.errors import AgentOffline, ConfigError, OperatorText
 from a2a_fabric.core.federation import AgentOrigin
 from a2a_fabric.federation.card import find_path_problem
 from a2a_fabric.federation.folders import AgentFolder, manifest_from_folder, read_folder
-from a2a_fabric.federation.registry_file import GitLocation, PullPolicy
+from a2a_fabric.federation.locations import GIT_RUNTIME
+from a2a_fabric.federation.registry_file import GitLocation
 from a2a_fabric.federation.repositories import Scheme, check_allowed, parse_repo
-from a2a_fabric.federation.settings import GitSettings
+from a2a_fabric.federation.settings import GitSettings, PullPolicy
 
-GIT_RUNTIME = "git"  # the runtime of an agent whose own runtime its clone names
 EXTERNAL_FOLDER = "agents/external"
 
 _DAY = 86_400.0

@@ -16,7 +16,7 @@ from a2a_fabric.core.agent import normalize_name
 from a2a_fabric.core.coordination import find_rule_target
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
-from a2a_fabric.federation.card import CARD_FILE, CLAUDE_TYPE, Card, build_capabilities, manifest_from_card
+from a2a_fabric.federation.card import CLAUDE_TYPE, Card, build_capabilities, manifest_from_card
 from a2a_fabric.federation.folders import (
     INSTRUCTIONS_FILE,
     MCP_FILE,
@@ -27,9 +27,9 @@ from a2a_fabric.federation.folders import (
     iterate_paths,
 )
 from a2a_fabric.federation.json_file import MAX_REGISTRY_BYTES, JSONFile
+from a2a_fabric.federation.locations import CARD_FILE, REGISTRY_FILE
 from a2a_fabric.federation.registry_file import (
     REFERENCE_FILE,
-    REGISTRY_FILE,
     GitLocation,
     LocalLocation,
     RegistryDocument,

@@ -28,16 +28,15 @@ from a2a_fabric.federation.json_file import (
     URL_PATTERN,
     JSONFile,
 )
+from a2a_fabric.federation.settings import PullPolicy
 from a2a_fabric.importing import jsonc
 
-REGISTRY_FILE = "registry.json"
 REFERENCE_FILE = "reference/agent-registry.json"  # where many repositories have it
 CURRENT_VERSION = "3.0"
 DEFAULT_AGENTS_FOLDER = "./agents"
 
 AgentName = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=128)]
 RefName = Annotated[str, Meta(pattern=REF_PATTERN, max_length=255)]
-PullPolicy = Literal["never", "daily", "always"]
 EMPTY_REGISTRY = (
     json.dumps({"version": CURRENT_VERSION, "agents": {}, "skillIndex": {}, "routing": {}}, indent=2) + "\n"
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.federation.registry_file import PullPolicy
+PullPolicy = Literal["never", "daily", "always"]
 
 
 class GitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

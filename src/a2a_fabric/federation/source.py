@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin, WordRouting, merge_word_routing
-from a2a_fabric.federation.card import CARD_FILE, PROGRAM_TYPES, manifest_from_card
+from a2a_fabric.federation.card import PROGRAM_TYPES, manifest_from_card
 from a2a_fabric.federation.folders import (
     INSTRUCTIONS_FILE,
     MCP_FILE,
@@ -36,9 +36,9 @@ from a2a_fabric.federation.folders import (
 )
 from a2a_fabric.federation.git import find_checkout, git_manifest
 from a2a_fabric.federation.json_file import MAX_CARD_BYTES, MAX_REGISTRY_BYTES, JSONFile
+from a2a_fabric.federation.locations import CARD_FILE, REGISTRY_FILE, is_url
 from a2a_fabric.federation.registry_file import (
     REFERENCE_FILE,
-    REGISTRY_FILE,
     GitLocation,
     LocalLocation,
     RegistryDocument,
@@ -62,27 +62,6 @@ _MAX_DOCUMENTS = 64  # registries that include one another
 _MAX_FOLDERS = 20_000
 
 Stamp = tuple[int, int, int] | None
-
-
-def is_url(location: str) -> bool:
-    return location.startswith(("http://", "https://"))
-
-
-def is_federation_source(location: str | Path) -> bool:
-    """Whether an entry of `agents` is a folder, a card, a registry or a URL, and not a file of manifests.
-
-    Manifests may be written as JSON, too; a registry has a version.
-    """
-    path = Path(location)
-    if is_url(str(location)) or path.is_dir() or path.name in (CARD_FILE, REGISTRY_FILE):
-        return True
-    if path.suffix != ".json":
-        return False
-    try:
-        value = JSONFile.load(path, MAX_REGISTRY_BYTES).value
-    except ConfigError:
-        return "registry" in path.name
-    return isinstance(value, dict) and "version" in value
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

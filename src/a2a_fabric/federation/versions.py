@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import normalize_name
-from a2a_fabric.federation.card import CARD_FILE, Card, build_capabilities
+from a2a_fabric.federation.card import Card, build_capabilities
 from a2a_fabric.federation.folders import AgentFolder
+from a2a_fabric.federation.locations import CARD_FILE
 
 _GIT_TIMEOUT = 20.0
 

@@ -10,7 +10,7 @@ from a2a_fabric.config import resolve_env
 from a2a_fabric.core.agent import AGENT_KEY, Capability, Manifest
 from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.ports import AgentHost, AgentSource
-from a2a_fabric.federation.source import FederationSource
+from a2a_fabric.federation.locations import FederatedSource
 from a2a_fabric.identity.keyfile import find_state_folder
 from a2a_fabric.logins.cipher import LoginCipher, load_cipher
 from a2a_fabric.logins.listings import LoginListings
@@ -32,7 +32,7 @@ from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import LeaseExpirer, StoredAgents
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.telemetry.metrics import AgentGauges
-from a2a_fabric.tools.catalog import build_manifests as tool_manifests
+from a2a_fabric.tools.listing import build_manifests as tool_manifests
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class AgentParts:
     @property
     def is_federated(self) -> bool:
         """Whether cards, registries or folders of agents are among the sources."""
-        return any(isinstance(source, FederationSource) for source in self.declared)
+        return any(isinstance(source, FederatedSource) for source in self.declared)
 
     def find(self, agent_id: str) -> Manifest | None:
         return self.registry.catalog.get(agent_id)
@@ -143,7 +143,7 @@ class AgentParts:
         self.federation_client = OutboundClient(self.federation_guard)
         self._context.stack.push_async_callback(self.federation_client.aclose)
         for source in self.declared:
-            if isinstance(source, FederationSource):
+            if isinstance(source, FederatedSource):
                 source.http = self.federation_client
 
     def _build_logins(self) -> Logins:

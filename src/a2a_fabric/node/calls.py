@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from a2a_fabric.coordination.signals import SignalExchange
@@ -13,6 +15,7 @@ from a2a_fabric.core.disclosure import administers, is_operator
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.core.node_health import NodeHealth
 from a2a_fabric.core.pending_questions import ContinuationSeal
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.core.propagation import DelegationGuard, make_chain_name
 from a2a_fabric.core.receipts import ReceiptRecorder
 from a2a_fabric.core.result import Result
@@ -35,7 +38,13 @@ from a2a_fabric.steps.entry import authorize, limit, observe, record_receipts
 from a2a_fabric.steps.guard import guard_calls
 from a2a_fabric.steps.route import ArgumentValidator, RetryTracker, RoutingHandler
 from a2a_fabric.telemetry.observer import JobLogger
-from a2a_fabric.tools.validator_process import find_first_error
+
+
+async def _find_first_error(schema: bytes, data: bytes, timeout: float, /) -> list[dict[str, Any]]:
+    """What runs the validator as a program is loaded by the first arguments that take long to check."""
+    validator = load_module("a2a_fabric.tools.validator_process")
+    errors: list[dict[str, Any]] = await validator.find_first_error(schema, data, timeout)
+    return errors
 
 
 class CallParts:
@@ -144,7 +153,7 @@ class CallParts:
         self.proxy_steps = GatedProxySteps(
             steps, lambda manifest: self._runtime_pool.get_live_runtime(manifest).gate, delegations
         )
-        validator = ArgumentValidator(find_first_error)
+        validator = ArgumentValidator(_find_first_error)
         retries = RetryTracker(config.routing.retries, context.telemetry.metrics.count_retry)
 
         def route_with(planner: Planner) -> RoutingHandler:

@@ -18,15 +18,14 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.guards import ActiveGuard, Guards, GuardSettings
-from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.ports import AgentSource, load_module
 from a2a_fabric.core.spans import CallStore
 from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.federation.locations import is_federation_source, is_url
 from a2a_fabric.federation.settings import FederationSettings
-from a2a_fabric.federation.source import FederationSource, is_federation_source, is_url
 from a2a_fabric.node.limits import NodeLimits
 from a2a_fabric.registry.sources.files import AgentsFile
-from a2a_fabric.semantic.matcher import SemanticMatcher, find_model
 from a2a_fabric.stores.address import build_default_address, kind_from_address, resolve_address
 from a2a_fabric.telemetry.history import CallHistory, HistoryPruner
 from a2a_fabric.telemetry.log import LogStream, LogWriter, capture_log_records
@@ -38,6 +37,7 @@ from a2a_fabric.version import __version__
 
 if TYPE_CHECKING:
     from a2a_fabric.mesh.peers import Peers
+    from a2a_fabric.semantic.matcher import SemanticMatcher
 
 
 class NodeContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +88,11 @@ def resolve_store_address(config: Config, base: Path | None) -> str:
 
 def build_source(location: str | Path, base: Path, settings: FederationSettings) -> AgentSource:
     """The source of one entry of `agents`: a file of manifests, or a folder, a card, a registry, or a URL."""
-    if is_url(str(location)):
-        return FederationSource(str(location), settings)
-    path = base / location
-    if is_federation_source(path):
-        return FederationSource(path, settings)
+    place = str(location) if is_url(str(location)) else base / location
+    if is_federation_source(place):
+        source: AgentSource = load_module("a2a_fabric.federation.source").FederationSource(place, settings)
+        return source
+    path = Path(place)
     # The default file may be missing. One that was there and is deleted is a mistake: its agents stay.
     return AgentsFile(path, optional=str(location) == "agents.yaml" and not path.exists())
 
@@ -186,6 +186,7 @@ def build_matcher(settings: FederationSettings, base: Path, stack: AsyncExitStac
     """Raises ConfigError if the model, or what computes it, is not installed."""
     if settings.semantic is None:
         return None
-    matcher = SemanticMatcher(settings.semantic, find_model(settings.semantic, base))
+    semantic = load_module("a2a_fabric.semantic.matcher")
+    matcher: SemanticMatcher = semantic.SemanticMatcher(settings.semantic, semantic.find_model(settings.semantic, base))
     stack.push_async_callback(matcher.aclose)
     return matcher

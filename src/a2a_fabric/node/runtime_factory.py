@@ -16,8 +16,7 @@ from a2a_fabric.core.agent import AGENT_KEY, MESH_RUNTIME, Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.forwarding import CallSigner
 from a2a_fabric.core.ports import Runtime, load_module
-from a2a_fabric.federation.git import GIT_RUNTIME
-from a2a_fabric.federation.git_runtime import GitAgentRuntime
+from a2a_fabric.federation.locations import GIT_RUNTIME
 from a2a_fabric.identity.settings import AgentIdentitySettings, IdentitySettings
 from a2a_fabric.logins.oauth import read_login_target
 from a2a_fabric.outbound.client import OutboundClient
@@ -32,6 +31,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.dependencies import DependentRuntime, needs_check
 from a2a_fabric.runtimes.per_principal import LoginTokens, PerPrincipalRuntime, PerPrincipalSettings
 
+_GIT_MODULE = "a2a_fabric.federation.git_runtime"
 _GUESS_SECONDS = 3.0  # for each probe of an agent whose manifest names no runtime
 
 DEFAULT_KIND = "http"  # for an address at which no other protocol is found
@@ -162,7 +162,8 @@ class RuntimeFactory:
         terms = read_terms(manifest)
         context = self._choose_context(manifest, terms)
         if manifest.runtime == GIT_RUNTIME and terms is None:
-            return GitAgentRuntime(manifest, self._build_clone)
+            runtime: Runtime = load_module(_GIT_MODULE).GitAgentRuntime(manifest, self._build_clone)
+            return runtime
         resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
         is_foreign = terms is not None or context is self._foreign_context
         if IDENTITY_KEY in resolved.endpoint and is_foreign:
@@ -257,8 +258,9 @@ class RuntimeFactory:
 
 
 def _import_kind(kind: str) -> None:
-    # The first is imported already, and its clone names the runtime that does the work. The second is the mesh's own.
-    if kind not in (GIT_RUNTIME, MESH_RUNTIME):
+    if kind == GIT_RUNTIME:  # its clone names the runtime that does the work
+        load_module(_GIT_MODULE)
+    elif kind != MESH_RUNTIME:
         plugins.load_runtime(kind)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Manifest, is_imported
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError
@@ -36,6 +35,9 @@ from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.per_principal import PerPrincipalRuntime
 from a2a_fabric.tools.computation import Computations
 from a2a_fabric.tools.spec import Toolbox
+
+if TYPE_CHECKING:
+    from a2a_fabric.agent import Agent
 
 
 class RuntimeParts:

@@ -41,7 +41,7 @@ class ToolRuntime:
     def _check_capability(self, capability: str) -> None:
         if not self.tool.has_capability(normalize_name(capability)):
             raise CapabilityNotFound(self.tool.tool_id, capability, [self.tool.capability, *self.tool.aliases])
-        reason = self.tool.find_disabled_reason(self.toolbox.settings)
+        reason = self.tool.listing.find_disabled_reason(self.toolbox.settings)
         if reason is not None:
             raise tool_error("ACCESS_DENIED", f"The tool {self.tool.tool_id} is switched off on this node: {reason}")
 

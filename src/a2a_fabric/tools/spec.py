@@ -17,6 +17,7 @@ from a2a_fabric.core.agent import SideEffects, TrustTier
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.tools.computation import Computations
+from a2a_fabric.tools.listing import ToolListing
 from a2a_fabric.tools.sandbox import Sandbox
 from a2a_fabric.tools.settings import ToolSettings
 
@@ -64,25 +65,24 @@ class BuiltinTool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     setting: str | None = None  # the tool is off until this setting is set
 
     @cached_property
-    def input_schema(self) -> dict[str, Any]:
-        return build_schema(self.arguments)
-
-    @cached_property
-    def output_schema(self) -> dict[str, Any]:
-        return build_schema(self.result)
+    def listing(self) -> ToolListing:
+        return ToolListing(
+            tool_id=self.tool_id,
+            capability=self.capability,
+            category=self.category,
+            display_name=self.display_name,
+            description=self.description,
+            input_schema=build_schema(self.arguments),
+            output_schema=build_schema(self.result),
+            deterministic=self.deterministic,
+            side_effects=self.side_effects,
+            trust_tier=self.trust_tier,
+            aliases=self.aliases,
+            setting=self.setting,
+        )
 
     def has_capability(self, capability: str) -> bool:
         return capability == self.capability or capability in self.aliases
-
-    def find_disabled_reason(self, settings: ToolSettings) -> str | None:
-        """What to change in fabric.yaml so that the tool can be called; None if it can be."""
-        for name in (self.tool_id, self.category, self.tool_id.partition(".")[0]):
-            if name in settings.disabled:
-                return f"remove '{name}' from tools.disabled in fabric.yaml"
-        if self.setting and not getattr(settings, self.setting):
-            value = "true" if getattr(settings, self.setting) is False else "env:NAME"
-            return f"set tools.{self.setting}: {value} in fabric.yaml"
-        return None
 
 
 def build_schema(kind: Any) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
-import jmespath  # type: ignore[import-untyped]  # it has no types
 import msgspec
-from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput, UpstreamFailed
+from a2a_fabric.core.ports import load_module
 from a2a_fabric.runtimes.context import bad_endpoint, decode_endpoint
 
 _MAX_LENGTH = 2000
@@ -53,11 +52,13 @@ class JSONPointer:
 
 
 class JMESPath:
+    """Loaded by the first expression. Its errors are ValueErrors."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         try:
-            self._compiled = jmespath.compile(text)
-        except (JMESPathError, RecursionError) as exc:
+            self._compiled = load_module("jmespath").compile(text)
+        except (ValueError, RecursionError) as exc:
             first_line, _, _ = str(exc).partition("\n")
             raise BadInput(f"'{text[:100]}' is neither a JSON pointer nor JMESPath: {first_line}"[:300]) from exc
 
@@ -70,7 +71,7 @@ class JMESPath:
     def find_or_none(self, value: Any) -> Any:
         try:
             return self._compiled.search(value)
-        except (JMESPathError, RecursionError) as exc:
+        except (ValueError, RecursionError) as exc:
             raise UpstreamFailed(f"The agent's answer does not suit '{self._text}': {exc}"[:300]) from exc
 
 
