@@ -54,7 +54,7 @@ GROUPS = {
     "runtimes": "every runtime beside its agent asked directly: calls, streamed events",
     "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "graphs": "a task graph of 1,000 nodes beside its jobs alone",
-    "mesh": "calls to agents of other nodes over NATS, workers, and news of 100 nodes",
+    "mesh": "calls to agents of other nodes over NATS and HTTP, workers, and news of 100 nodes",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
     "auth": "identifying a caller, by the kind of its credentials",

@@ -1,7 +1,8 @@
-"""Calls between nodes over NATS beside calls on the same node, the workers of a node beside one, and news of the mesh.
+"""Calls between nodes over NATS and over HTTP beside calls on the same node, the workers of a node beside one, and news
+of the mesh.
 
-The node that is called has a core of its own; the other node, NATS, the agent and the load share the second one. So
-calls/s of a call through another node say what the entry node can do; the CPU time of the other one is printed, too."""
+The node that is called has a core of its own; the other nodes, NATS, the agent and the load share the second one. So
+calls/s of a call through another node say what the entry node can do; the CPU time of the others is printed, too."""
 
 from __future__ import annotations
 
@@ -26,12 +27,15 @@ from a2a_fabric.mesh.node import Mesh
 from a2a_fabric.mesh.services import PeerServices
 from a2a_fabric.mesh.settings import MeshSettings, SharedAgents
 from bench import calls, load, processes, rig
-from bench.processes import TOKEN, Cores, ServerProcess
+from bench.processes import PORT, TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, print_table, require_ready
 
 NODES, AGENTS = 100, 100
 CHANGES = 40
 HERE, ELSEWHERE = "agent of the same node", "agent of another node"
+DIRECT = "agent of another node, over HTTP"
+CALLS_OTHERS = "{}"  # `mesh.direct` of a node that is called over NATS
+IS_CALLED = f"{{url: 'http://127.0.0.1:{PORT}'}}"
 
 
 def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
@@ -39,9 +43,10 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
         processes.agent(cores.load) as upstream,
         _nats(cores.load) as nats_port,
         _mesh_node("other", nats_port, upstream.port, "echo", cores.load) as other,
-        _mesh_node("entry", nats_port, upstream.port, "local", cores.gateway) as entry,
+        _mesh_node("direct", nats_port, upstream.port, "near", cores.load, direct=IS_CALLED) as direct,
+        _mesh_node("entry", nats_port, upstream.port, "local", cores.gateway, direct=CALLS_OTHERS) as entry,
     ):
-        _measure_calls(runner, entry, other, effort)
+        _measure_calls(runner, entry, other, direct, effort)
     _measure_workers(runner, cores, effort)
     with _nats(None) as nats_port:
         runner.run(_measure_news(nats_port))
@@ -72,9 +77,11 @@ def _mesh_node(
     core: int | None = None,
     *,
     heartbeat: float = 1.0,
+    direct: str = "",
     prefix: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
-    mesh = f"{{nats: 'nats://127.0.0.1:{nats}', key: {TOKEN}, heartbeat_seconds: {heartbeat}}}"
+    more = f", direct: {direct}" if direct else ""
+    mesh = f"{{nats: 'nats://127.0.0.1:{nats}', key: {TOKEN}, heartbeat_seconds: {heartbeat}{more}}}"
     settings = f"node_id: {name}\nmesh: {mesh}\nhistory: {{enabled: {'false' if prefix else 'true'}}}\n"
     manifests = calls.manifests(upstream).replace("agent_id: echo", f"agent_id: {agent_id}")
     with processes.node(manifests, core, settings=settings, prefix=prefix) as started:
@@ -97,15 +104,19 @@ def counted_pair(upstream: int, counted: str, prefix: Sequence[str]) -> Iterator
         yield ServerProcess(nodes["entry"].port, nodes[counted].pid)
 
 
-def _measure_calls(runner: asyncio.Runner, entry: ServerProcess, other: ServerProcess, effort: Effort) -> None:
-    rows = [_row(name, entry, agent_id) for name, agent_id in ((HERE, "local"), (ELSEWHERE, "echo"))]
+def _measure_calls(
+    runner: asyncio.Runner, entry: ServerProcess, other: ServerProcess, direct: ServerProcess, effort: Effort
+) -> None:
+    agents = ((HERE, "local"), (ELSEWHERE, "echo"), (DIRECT, "near"))
+    rows = [_row(name, entry, agent_id) for name, agent_id in agents]
     require_ready(runner, rows)
     runner.run(alternate(rows, effort))
     print_table("call at the entry node", rows, lambda _: rows[0], "share of the same node")
-    before = processes.cpu_seconds(other.pid)
-    result = runner.run(rows[1].measure(16, effort.seconds * effort.rounds))
-    spent = (processes.cpu_seconds(other.pid) - before) / max(result.calls, 1) * 1e6
-    print(f"\nThe other node spends {spent:,.0f} µs of CPU time on each of these calls.")
+    for row, node, way in ((rows[1], other, "NATS"), (rows[2], direct, "HTTP")):
+        before = processes.cpu_seconds(node.pid)
+        result = runner.run(row.measure(16, effort.seconds * effort.rounds))
+        spent = (processes.cpu_seconds(node.pid) - before) / max(result.calls, 1) * 1e6
+        print(f"\nThe other node spends {spent:,.0f} µs of CPU time on each call that comes over {way}.")
 
 
 def _row(name: str, node: ServerProcess, agent_id: str) -> Row:

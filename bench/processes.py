@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bench import load_native
 
 TOKEN = "bench-key-bench-key"
+PORT = "@port@"  # stands for the port of a node in its settings
 _START = 300.0  # seconds until a node answers, beside other work, too
 _SLOW_START = 600.0  # under valgrind, beside other work
 _PROCESS_CPU_CLOCK = 2  # Linux: the clock of a process is its inverted pid and this kind of clock
@@ -146,14 +147,16 @@ def node(
 ) -> Iterator[ServerProcess]:
     """A node with auth, trace, log (to a file) and metrics.
 
-    `log` are its settings of the log, `settings` further lines of YAML; `source` is the folder of another version of
+    `log` are its settings of the log, `settings` further lines of YAML, in which
+    `PORT` is its port; `source` is the folder of another version of
     the code.
     """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "agents.yaml").write_text(manifests)
         Path(folder, "fabric.yaml").write_text(
-            f"listen: 127.0.0.1:{port}\nlog: {log}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
+            f"listen: 127.0.0.1:{port}\nlog: {log}\nauth: {{psk: 'env:BENCH_PSK'}}\n"
+            + settings.replace(PORT, str(port))
         )
         argv = (*prefix, sys.executable, "-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
         env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
