@@ -124,6 +124,14 @@ class Endless(Server):
         await x.reply(run("in-progress"))
 
 
+class Numbers(Server):
+    """Parts with numbers that are slow to read, each of which would be decoded alone."""
+
+    async def start(self, x: Exchange) -> None:
+        part = {"content_type": "application/json", "content": f"[{','.join(['1e300'] * 900)}]"}
+        await x.reply(run("completed", output=[{"role": "agent/x", "parts": [part] * 3}]), "202 Accepted")
+
+
 class Chattering(Server):
     """Words without end."""
 
@@ -244,6 +252,11 @@ async def test_those_who_listen_hear_what_a_broken_stream_did_not_say_and_nothin
     heard = Heard()
     await wild.ask(habit(), emit=heard, stream=True)
     assert [event.data["text"] for event in heard.events] == ["hello", " again"]
+
+
+async def test_numbers_that_are_slow_to_read_are_counted_over_all_parts(wild: Wild) -> None:
+    with pytest.raises(UpstreamRefused, match="slow to read"):
+        await wild.ask(Numbers(), mode="sync")
 
 
 async def test_a_stream_that_falls_silent_is_given_up_when_the_run_is_done(wild: Wild) -> None:

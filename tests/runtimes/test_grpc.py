@@ -149,6 +149,7 @@ def _asked(request: CallRequest) -> Outcome:
 
 
 SLOW_NUMBERS = f"[{','.join(['1e300'] * 2000)}]"
+SLOW_PART = f"[{','.join(['1e300'] * 900)}]"  # alone it is decoded
 # What a faulty agent answers to a call, and what it streams.
 FAULTS: dict[str, tuple[Any, ...]] = {
     "nothing": (Outcome(), StreamItem(outcome=Outcome())),
@@ -159,6 +160,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         Outcome(result=Result(data_json=SLOW_NUMBERS)),
         StreamItem(event={"kind": "progress", "data_json": f'{{"x": {SLOW_NUMBERS}}}'}),
     ),
+    "slow_parts": (Outcome(result=Result(data_json="{}", parts=[Part(kind="json", data_json=SLOW_PART)] * 3)),),
     "too_large": (done("x" * 300_000), event("artifact", data="x" * 300_000)),
     "flood": (done("x" * 300_000),),
     "hang_in_stream": (done(None),),

@@ -111,6 +111,12 @@ class TestPrograms:
             assert (await runtime(call_of("ping"), ignore_event)).data == PONG
         assert "not an MCP message on stdout" in caplog.text
 
+    async def test_numbers_that_are_slow_to_read_are_counted_over_all_blocks(self, bench: Bench) -> None:
+        """Each text alone would be decoded; hundreds of them would stop the node for seconds."""
+        runtime = bench.runtime(command=odd("numbers"))
+        refused = await failure_of(runtime(call_of("ping"), ignore_event), UpstreamRefused)
+        assert "slow to read" in refused.full_message
+
     async def test_a_very_long_line_is_taken_up_to_the_limit_and_ends_the_program_beyond_it(self, bench: Bench) -> None:
         generous = bench.runtime(command=odd("long-line"))
         assert len((await generous(call_of("ping"), ignore_event)).data["answer"]) == 10_000_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 from itertools import accumulate
 from typing import Any
 
@@ -61,11 +62,26 @@ def find_number_problem(text: bytes) -> str | None:
         return None
     if _has_no_slow_numbers(text):
         return None
-    outside_strings = b'"'.join(_remove_escapes(text).split(b'"')[::2])
+    return _find_slow_numbers(_drop_strings(text), len(text))
+
+
+def find_problem_of_texts(texts: Collection[str]) -> str | None:
+    """As `find_number_problem`, for JSON in many strings of one message: the limit holds for all of them together."""
+    size = sum(map(len, texts))
+    if size <= LONG:
+        return None
+    return _find_slow_numbers(b",".join([_drop_strings(text.encode(errors="replace")) for text in texts]), size)
+
+
+def _find_slow_numbers(outside_strings: bytes, size: int) -> str | None:
     if _has_no_slow_numbers(outside_strings):
         return None
-    limit = max(MAX_SLOW_NUMBERS, len(text) // MIN_BYTES_PER_SLOW_NUMBER)
+    limit = max(MAX_SLOW_NUMBERS, size // MIN_BYTES_PER_SLOW_NUMBER)
     return _TOO_MANY_SLOW if _estimate_slow_numbers(outside_strings) > limit else None
+
+
+def _drop_strings(text: bytes) -> bytes:
+    return b'"'.join(_remove_escapes(text).split(b'"')[::2])
 
 
 def _has_no_slow_numbers(text: bytes) -> bool:

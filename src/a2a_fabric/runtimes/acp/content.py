@@ -13,7 +13,8 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import ATTACHMENTS, Call, bind_arguments, part_kind_from_mime_type, parts_from_input
-from a2a_fabric.core.json_text import decode_json_text
+from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.json_text import decode_json_text, find_problem_of_texts
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.result import Answer, Answers, Event, Part, Result, artifact, make_input_required, status, token
 from a2a_fabric.runtimes.acp.client import ACPAwaitRequest, ACPMessage, ACPMessagePart, ACPRun
@@ -118,7 +119,10 @@ def _trajectory_events(part: ACPMessagePart) -> list[Event]:
 
 
 def result_from_output(messages: Sequence[ACPMessage]) -> Result:
-    """The result of all output messages, with the citations in them."""
+    """The result of all output messages, with the citations in them. Raises UpstreamRefused."""
+    parts = [part for message in messages for part in message.parts]
+    if problem := find_problem_of_texts([part.content or "" for part in parts if part.content_type == _JSON]):
+        raise UpstreamRefused(problem)
     result = result_from_messages(*filter(None, map(_parts_from_message, messages)))
     citations = [
         {name: value for name, value in part.metadata.items() if name != "kind" and value is not None}

@@ -38,7 +38,7 @@ from a2a_fabric.core.errors import (
     error_from_agent,
 )
 from a2a_fabric.core.forwarding import IDENTITY_HEADER, CallSigner
-from a2a_fabric.core.json_text import LONG, find_number_problem
+from a2a_fabric.core.json_text import LONG, find_number_problem, find_problem_of_texts
 from a2a_fabric.core.ports import RuntimePlugin
 from a2a_fabric.core.result import (
     EVENT_KINDS,
@@ -138,6 +138,7 @@ def result_from_outcome(outcome: messages.Outcome) -> Result:
     match outcome.WhichOneof("outcome"):
         case "result":
             reply = outcome.result
+            _check_texts([text for part in reply.parts for text in (part.data_json, part.meta_json)])
             data = to_json_object(_decode_json(reply.data_json, Any, "the result")) if reply.data_json else {}
             return Result(
                 data=data, parts=tuple(_part_from_message(part) for part in reply.parts), notes=tuple(reply.notes)
@@ -145,6 +146,8 @@ def result_from_outcome(outcome: messages.Outcome) -> Result:
         case "error":
             raise _error_from_message(outcome.error)
         case "input_required":
+            asked = outcome.input_required.questions.values()
+            _check_texts([text for each in asked for text in (each.schema_json, each.params_json)])
             questions = {key: _question_from_message(each) for key, each in outcome.input_required.questions.items()}
             return make_input_required(questions, outcome.input_required.continuation)
     raise UpstreamFailed("The agent answered with neither a result nor an error")
@@ -221,6 +224,12 @@ def _capability_from_message(message: messages.Capability) -> Capability:
 
 def _encode_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _check_texts(texts: list[str]) -> None:
+    """Raises UpstreamFailed."""
+    if problem := find_problem_of_texts(texts):
+        raise UpstreamFailed(f"The agent sent an answer that cannot be read: {problem}")
 
 
 def _decode_json(text: str, kind: Any, subject: str) -> Any:

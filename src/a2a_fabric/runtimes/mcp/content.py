@@ -34,7 +34,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.json_text import decode_json_text
+from a2a_fabric.core.json_text import decode_json_text, find_problem_of_texts
 from a2a_fabric.core.result import Event, Part, Result, progress, status, to_json_object
 from a2a_fabric.protocols.mcp.apps import drop_own_keys
 from a2a_fabric.protocols.mcp.content import (
@@ -185,6 +185,9 @@ def _has_no_meta_for_callers(raw_meta: bytes) -> bool:
 
 
 def _read_parts(content: Sequence[McpContentBlock], agent_id: str) -> tuple[Part, ...]:
+    """Raises UpstreamRefused."""
+    if len(content) > 1 and (problem := find_problem_of_texts([each.text or "" for each in content if each.meta])):
+        raise UpstreamRefused(problem, agent_id=agent_id)
     return tuple(mark_owner(part_from_block(block), agent_id) for block in content)
 
 
