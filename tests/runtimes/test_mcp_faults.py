@@ -140,6 +140,11 @@ class TestPrograms:
         assert (await runtime(call_of("ping"), ignore_event)).data == PONG
         assert await runtime.health() == "online"
 
+    async def test_a_server_that_has_no_ping_is_online_because_it_has_answered(self, bench: Bench) -> None:
+        runtime = bench.runtime(command=odd("unpingable"))
+        assert (await runtime(call_of("ping"), ignore_event)).data == PONG
+        assert await runtime.health() == "online"
+
     async def test_no_process_is_left_behind(self, bench: Bench, notes: Path) -> None:
         runtime = bench.runtime(command=odd("family", str(notes)), grace=0.1)
         await runtime(call_of("ping"), ignore_event)

@@ -31,7 +31,7 @@ from a2a_fabric.core.call import (
     ignore_event,
     make_propagation_headers,
 )
-from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.forwarding import CallSigner, sign_metadata
 from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.ports import RuntimePlugin
@@ -229,11 +229,13 @@ class McpRuntime:
                 return "online"
             connection = await self._supervisor.get_connection(10.0)
         # The stateless era has no ping; `server/discover` is its cheapest request.
-        reply = await connection.request("server/discover" if connection.era == "stateless" else "ping", {})
+        method = "server/discover" if connection.era == "stateless" else "ping"
+        reply = await connection.request(method, {})
         if isinstance(reply, UpstreamRpcError):
             self._drop_unknown_session(connection, reply)
-            error = error_from_rpc_error(reply, self._manifest.agent_id, "", ())
-            if not isinstance(error, UpstreamRefused | UpstreamFailed | BadInput):
+            error = error_from_rpc_error(reply, self._manifest.agent_id, method, ())
+            lacks_ping = connection.era == "handshake" and isinstance(error, CapabilityNotFound)  # but it has answered
+            if not lacks_ping and not isinstance(error, UpstreamRefused | UpstreamFailed | BadInput):
                 raise error
         self.prompts_and_resources.reload_if_stale()
         return "online"
