@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from a2a_fabric.core.propagation import new_id
 from tests.console.bench import ATTACK, VIEWER, administer, browsing, serving, visiting
 from tests.fixtures.node import PSK, Node, eventually
 from tests.marks import requirement
@@ -98,6 +99,16 @@ async def test_a_failed_call_shows_the_error_and_its_trace_to_copy(browser: Brow
         await page.click(".playground .button.primary")
         await expect(page.get_by_role("alert")).to_contain_text("it broke")
         await expect(page.get_by_role("alert").locator(".trace")).to_be_visible()
+
+
+async def test_a_call_of_which_nothing_is_known_is_not_shown_as_one_that_succeeded(
+    browser: Browser, node: Node
+) -> None:
+    async with visiting(browser, node, f"/calls/{new_id()}") as page:
+        await expect(page.get_by_text("Nothing of this call is kept")).to_be_visible()
+        await expect(page.locator("h1")).to_have_text("Call")
+        await expect(page.locator(".call-state")).to_have_count(0)
+        await expect(page.get_by_text("Copy as JSON")).to_have_count(0)
 
 
 async def test_a_question_of_the_agent_is_answered_in_place(browser: Browser, node: Node) -> None:

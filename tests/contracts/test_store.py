@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.spans import StoredCall
 from a2a_fabric.testing.store_contract import StoreContract, UsedTokenStoreContract
-from tests.contracts.stores import Engine, new_job, opened
+from tests.contracts.stores import Engine, SqliteEngine, new_job, opened
+
+
+async def test_the_size_of_a_file_has_what_sqlite_has_not_moved_into_it_yet(tmp_path: Path) -> None:
+    async with opened(SqliteEngine(tmp_path)) as store:
+        await store.calls.append(
+            [StoredCall(trace_id="t", span_id="s", started_at=1.0, owner="psk", body=bytes(300_000))]
+        )
+        assert ((await store.status()).bytes or 0) > 300_000
 
 
 class TestStore(StoreContract, UsedTokenStoreContract):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -163,7 +164,9 @@ def test_init_writes_what_check_accepts_and_overwrites_nothing(machine: Machine)
 
 def test_the_unit_of_init_is_right_in_a_folder_with_any_name(machine: Machine) -> None:
     name = 'my node, 100% "mine"'
-    assert machine.run("init", name, "--yes", "--with", "unit").returncode == 0
+    done = machine.run("init", name, "--yes", "--with", "unit")
+    assert done.returncode == 0
+    assert f"cd {shlex.quote(name)} && a2a-fabric up" in done.stderr
     folder = (machine.folder / name).resolve()
     unit = folder / "a2a-fabric.service"
     lines = dict(line.partition("=")[::2] for line in unit.read_text().splitlines() if "=" in line)

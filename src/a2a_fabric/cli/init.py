@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable
@@ -217,7 +218,7 @@ def write_files(node: NewNode, texts: dict[str, tuple[str, int]]) -> list[Path]:
 
 
 def _describe_next_steps(node: NewNode) -> str:
-    place = "" if node.folder == Path() else f"cd {node.folder} && "
+    place = "" if node.folder == Path() else f"cd {shlex.quote(str(node.folder))} && "
     if node.extra == "compose":
         return f"Start it with: {place}docker compose up --detach"
     steps = f"Start it with: {place}a2a-fabric up --detach"

@@ -56,7 +56,6 @@ export function Calls({ query }) {
   const words = (query.q || "").toLowerCase().split(/\s+/).filter(Boolean);
   const shown = useMemo(() => (words.length ? rows.filter((row) => words.every((word) => `${row.agent_id}.${row.capability} ${row.principal} ${row.on_behalf_of || ""} ${row.trace_id} ${row.error_code || ""} ${row.door} ${row.runtime}`.toLowerCase().includes(word))) : rows), [rows, query.q]);
   const selected = useRowKeys(shown, (row) => go(`/calls/${part(row.trace_id)}`), keyOf);
-  const failed = rows.filter((row) => !isOk(row) && row.status !== "running").length;
   if (live.error && live.error.code === "BAD_INPUT" && !rows.length) return html`<${Page} title="Calls"><${Empty} title="This node keeps no history of calls"><p>${text(live.error.message)}</p><//><//>`;
   return html`<${Page} title="Calls" aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
     <div class="toolbar"><${SearchBox} value=${query.q || ""} placeholder="Search agent, caller, trace id, error" onInput=${(value) => setQuery({ q: value })} />
@@ -128,9 +127,9 @@ export function Trace({ id, query }) {
   const way = [door && (door.attributes || {})["enduser.id"], door && (door.attributes || {})["fabric.door"], ...runtimes].filter(Boolean).map(text).join(" → ");
   const jobId = rows.map((span) => (span.attributes || {}).job_id || (span.attributes || {})["fabric.job_id"]).find(Boolean);
   return html`<div class="page"><nav class="crumbs"><${Link} to="/calls">Calls<//></nav>
-    <header class="page-head"><div><h1><span class="call-state ${isGood ? "" : "bad-text"}"><${Icon} name=${isGood ? "check" : "cross"} size=${20} /></span>${agent ? html`<${Link} to=${`/agents/${part(agent)}`}>${text(agent)}<//>${capability ? html`<span class="faint">.</span>${text(capability)}` : null}` : root ? text(root.name) : "Call"}</h1>
+    <header class="page-head"><div><h1>${root ? html`<span class="call-state ${isGood ? "" : "bad-text"}"><${Icon} name=${isGood ? "check" : "cross"} size=${20} /></span>` : null}${agent ? html`<${Link} to=${`/agents/${part(agent)}`}>${text(agent)}<//>${capability ? html`<span class="faint">.</span>${text(capability)}` : null}` : root ? text(root.name) : "Call"}</h1>
       <p class="lead">${root ? html`<${Time} at=${root.started_at} /> · ${duration(total)} · ${plural(rows.length, "span")} on ${plural(new Set(rows.map((span) => span.node)).size, "node")}` : null}${way ? html` · ${way}` : null}<br />trace <${TraceId} id=${id} full /></p></div>
-      <div class="page-aside">${jobId ? html`<${Link} class="button small" to=${`/jobs/${part(jobId)}`}>Job<//>` : null}${agent && capability ? html`<${Link} class="button small" to=${`/agents/${part(agent)}?do=${part(capability)}`}><${Icon} name="retry" size=${14} />Run again<//>` : null}<${CopyButton} label="Copy as JSON" value=${() => JSON.stringify(trace, null, 2)} /></div></header>
+      <div class="page-aside">${jobId ? html`<${Link} class="button small" to=${`/jobs/${part(jobId)}`}>Job<//>` : null}${agent && capability ? html`<${Link} class="button small" to=${`/agents/${part(agent)}?do=${part(capability)}`}><${Icon} name="retry" size=${14} />Run again<//>` : null}${root ? html`<${CopyButton} label="Copy as JSON" value=${() => JSON.stringify(trace, null, 2)} />` : null}</div></header>
     ${failure && !isGood ? html`<${Fault} error=${{ message: failure, code: rows.map((span) => (span.attributes || {})["error.type"]).find(Boolean), traceId: id }} />` : null}
     <${Fresh} live=${live}><${Waterfall} rows=${rows} start=${start} total=${total} chosen=${query.span} /><//>
     ${agent && capability ? html`<${Repeat} agent=${text(agent)} capability=${text(capability)} attributes=${attributes} tab=${query.as || "curl"} />` : null}</div>`;

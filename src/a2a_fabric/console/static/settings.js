@@ -35,7 +35,7 @@ export function Log({ query }) {
   return html`<${Page} title="Log" lead="The newest lines first, as they come." aside=${html`<button type="button" class="button small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} size=${12} />${paused ? "Go on" : "Pause"}</button>`}>
     <div class="toolbar"><${SearchBox} value=${query.q || ""} placeholder="Search lines" onInput=${(value) => setQuery({ q: value })} /></div>
     <${Tabs} label="Level" items=${[{ id: "", label: "All" }, { id: "warning", label: "Warnings" }, { id: "error", label: "Errors" }]} value=${query.level || ""} onChange=${(value) => setQuery({ level: value })} />
-    <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>${shown.length ? html`<${VirtualRows} rows=${shown} height=${28} keyOf=${(line) => line.id} label="Lines" recycle render=${(line) => html`<${Line} line=${line} />`} />` : html`<${Empty} title="No lines"><p>${lines.length ? "No line matches." : "This node has written no lines yet. Which it writes is the setting log.level."}</p><//>`}<//>
+    <${Fresh} live=${live} empty=${html`<div class="rows-skeleton" aria-hidden="true"></div>`}>${shown.length ? html`<${VirtualRows} rows=${shown} height=${28} keyOf=${(line) => line.id} label="Lines" recycle render=${(line) => html`<${Line} line=${line} />`} />` : html`<${Empty} title="No lines"><p>${lines.length ? "No line matches." : "This node has written no lines yet. The setting log.level says which lines it writes."}</p><//>`}<//>
   <//>`;
 }
 

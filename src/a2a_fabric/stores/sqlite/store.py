@@ -160,7 +160,11 @@ class SqliteStore(SqlitePorts):
         await super().aclose()
 
     def _measure(self) -> int:
-        return self._path.stat().st_size
+        """With the log of what was written lately, which SQLite moves into the file now and then."""
+        size = self._path.stat().st_size
+        with suppress(FileNotFoundError):
+            size += self._path.with_name(f"{self._path.name}-wal").stat().st_size
+        return size
 
 
 class SqliteChangePoller:
