@@ -15,6 +15,7 @@ import yaml
 
 from tests.console.bench import OPERATOR, SECRET, VIEWER, administer, serving
 from tests.fixtures.node import PSK, Node, eventually
+from tests.fixtures.schema_bombs import doubling
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -228,6 +229,32 @@ async def test_nothing_that_runs_on_the_machine_of_such_a_node_is_added(node: No
     for action in ("agent.plan", "agent.add"):
         reply = await administer(node, action, {"entries": [{"agent_id": "p", **entry}]})
         assert (reply.status, reply.json["error_code"]) == (403, "AUTH_DENIED"), (action, reply.json)
+
+
+NEW_AGENT: dict[str, Any] = {"agent_id": "new", "endpoint": {"uri": "http://127.0.0.1:1"}}
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([NEW_AGENT, NEW_AGENT], "agent 'new' is declared twice"),
+        ([{**NEW_AGENT, "tools": {"rename": {"a_*": "b"}}}], "needs the same one `*` on both sides"),
+        ([{**NEW_AGENT, "tools": {"derive": {"a": {"from": "b", "result": "["}}}}], "not a JMESPath expression"),
+        ([{**NEW_AGENT, "capabilities": [{"name": "say", "input_schema": doubling()}]}], "input_schema"),
+    ],
+)
+async def test_entries_with_which_the_file_could_not_be_read_are_refused(
+    node: Node, entries: list[dict[str, Any]], reason: str
+) -> None:
+    def read() -> str:
+        return Path(node.fabric.config.agents[0]).read_text()
+
+    before = read()
+    reply = await administer(node, "agent.add", {"entries": entries})
+    assert (reply.status, reply.json["error_code"]) == (400, "BAD_INPUT"), reply.json
+    assert "Nothing was changed" in reply.json["error"]
+    assert reason in reply.json["error"]
+    assert read() == before
 
 
 @requirement("001-48")

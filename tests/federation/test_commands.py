@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def write_agent(folder: Path, **changes: Any) -> Path:
     (folder / "agent.json").write_text(json.dumps({**CARD, **changes}, indent=1))
     (folder / "CLAUDE.md").write_text("Cook.")
     return folder
+
+
+def test_agents_that_several_commands_add_at_once_are_all_there(tmp_path: Path, command: Callable[..., Any]) -> None:
+    names = [f"basil-{number}" for number in range(4)]
+    for name in names:
+        write_agent(tmp_path / name, name=name)
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: command("agents", "add", name), names))
+    assert sorted(json.loads((tmp_path / "registry.json").read_text())["agents"]) == names
 
 
 def list_messages(report: Any, level: str) -> str:

@@ -7,31 +7,29 @@ registries or addresses. The rest of the text stays, and a change that could do 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shlex
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from a2a_fabric.admin.agent_changes import AgentPlan, PlanArguments, ToolSwitch
 from a2a_fabric.admin.probe import ProbeTarget, run_probe
 from a2a_fabric.core.agent import Manifest, ToolChoice, normalize_name
-from a2a_fabric.core.errors import BadInput, Conflict, Forbidden, suggest_for_pattern
-from a2a_fabric.core.files import read_text, replace_text, report_write_errors
+from a2a_fabric.core.errors import BadInput, ConfigError, Conflict, Forbidden, suggest_for_pattern
+from a2a_fabric.core.files import lock_folder, read_text, replace_text
 from a2a_fabric.importing import jsonc
 from a2a_fabric.importing.agents_yaml import add_entries, set_enabled, set_excluded_tools, unified_diff
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import build_entries, keep_new_entries, parse_servers
 from a2a_fabric.plugins import canonical_kind
-from a2a_fabric.registry.sources.files import read_manifests
+from a2a_fabric.registry.sources.files import decode_manifests, read_manifests
 from a2a_fabric.registry.tool_choice import is_listed, matches_any
+from a2a_fabric.yamlfile import YAMLFile
 
-_LOCK_SECONDS, _LOCK_PAUSE = 10.0, 0.02
+T = TypeVar("T")
+
 _MAX_TEXT = 1024 * 1024
 # Those that only talk to an address. All others, also of plug-ins, may run programs or code on this machine.
 _REMOTE_RUNTIMES = frozenset({"a2a", "acp", "agentzero", "fabric", "grpc", "http", "mcp", "rest", "rpc"})
@@ -114,20 +112,24 @@ class AgentFiles:
             plan = self._plan_servers(request.source, present)
         else:
             plan = await self._plan_probed(request, request.source, present)
-        diff = unified_diff(text, add_entries(text, plan.entries, str(path)), path.name)
+        after = await asyncio.to_thread(_add_entries, text, plan.entries, path)
+        diff = unified_diff(text, after, path.name)
         return msgspec.structs.replace(plan, path=str(path), diff=diff)
 
     async def add(self, entries: Sequence[dict[str, Any]], path: str | None = None) -> Path:
         """Write entries that `plan` returned. Raises BadInput, Conflict, Forbidden, ConfigError."""
         self._check_entries(entries)
         found, _ = await self._read(path)
-        async with _lock_folder(found):
-            _, text = await self._read(path)
-            present = await asyncio.to_thread(self._read_all)
-            for entry in entries:
-                if entry["agent_id"] in present:
-                    raise Conflict(f"Agent '{entry['agent_id']}' exists already. Choose another id")
-            await asyncio.to_thread(replace_text, found, add_entries(text, entries, str(found)))
+
+        def write() -> None:
+            with lock_folder(found):
+                present = self._read_all()
+                for entry in entries:
+                    if entry["agent_id"] in present:
+                        raise Conflict(f"Agent '{entry['agent_id']}' exists already. Choose another id")
+                replace_text(found, _add_entries(read_text(found) or "", entries, found))
+
+        await _run_to_end(write)
         return found
 
     def _plan_entries(self, entries: Sequence[dict[str, Any]], present: Mapping[str, Manifest]) -> AgentPlan:
@@ -176,18 +178,28 @@ class AgentFiles:
 
     async def _edit(self, agent_id: str, edit: Callable[[str, Manifest, str], str]) -> tuple[Path, bool]:
         """The file that declares the agent, and whether its text has changed."""
-        if (declared := await self.find_entry(agent_id)) is None:
+        return await _run_to_end(self._edit_now, agent_id, edit)
+
+    def _edit_now(self, agent_id: str, edit: Callable[[str, Manifest, str], str]) -> tuple[Path, bool]:
+        path, _ = self._require_entry(agent_id)
+        with lock_folder(path):
+            found, manifest = self._require_entry(agent_id)
+            if found != path:
+                raise Conflict(f"Agent '{agent_id[:128]}' has just moved to {found}. Try again")
+            text = read_text(path) or ""
+            after = edit(text, manifest, str(path))
+            if after != text:
+                _check_text(after, path)
+                replace_text(path, after)
+            return path, after != text
+
+    def _require_entry(self, agent_id: str) -> tuple[Path, Manifest]:
+        if (declared := self._find_entry(agent_id)) is None:
             raise Conflict(
                 f"Agent '{agent_id[:128]}' is in no agents.yaml of this node, so it cannot be switched here. "
                 "Change it where it is declared, or unregister it"
             )
-        async with _lock_folder(declared[0]):
-            path, manifest = await self.find_entry(agent_id) or declared
-            text = await asyncio.to_thread(read_text, path) or ""
-            after = edit(text, manifest, str(path))
-            if after != text:
-                await asyncio.to_thread(replace_text, path, after)
-            return path, after != text
+        return declared
 
     async def _read(self, wanted: str | None) -> tuple[Path, str]:
         """The file to add to, the first one unless another is named, and its text. Raises Conflict, ConfigError."""
@@ -261,38 +273,25 @@ def _include_tools(choice: ToolChoice, agent_id: str, pattern: str, remarks: lis
     return kept
 
 
-@asynccontextmanager
-async def _lock_folder(path: Path) -> AsyncIterator[None]:
-    """One change at a time, also of other processes: each begins with what the one before has written.
+async def _run_to_end(work: Callable[..., T], *arguments: Any) -> T:
+    """Run it in a thread. If the caller leaves, the change that it began is still made whole, under its lock."""
+    return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work, *arguments)))
 
-    The folder is locked and not the file, which is replaced by each change. Raises Conflict.
-    """
-    descriptor = await asyncio.to_thread(_open_folder, path)
+
+def _add_entries(text: str, entries: Sequence[dict[str, Any]], path: Path) -> str:
+    """Raises BadInput for entries with which the file could not be read, and ConfigError."""
+    after = add_entries(text, entries, str(path))
+    if entries:
+        _check_text(after, path)
+    return after
+
+
+def _check_text(text: str, path: Path) -> None:
+    """A node that cannot read the file does not start. Raises BadInput."""
     try:
-        ends_at = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(descriptor):
-            if time.monotonic() > ends_at:
-                raise Conflict(f"Another process has been changing {path} for {_LOCK_SECONDS:g} s. Try again later")
-            await asyncio.sleep(_LOCK_PAUSE)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open_folder(path: Path) -> int:
-    """Raises ConfigError."""
-    with report_write_errors(path):
-        return os.open(path.resolve().parent, os.O_RDONLY)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system has no locks
-        return True
-    return True
+        decode_manifests(YAMLFile(str(path), text))
+    except ConfigError as error:
+        raise BadInput(f"Nothing was changed, because the file could not be read any more: {error.message}") from error
 
 
 def _split(source: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,7 +22,7 @@ from a2a_fabric.client.local_node import DEFAULT_URL, StateFolder, complete_url,
 from a2a_fabric.config import find_unset, read_environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
-from a2a_fabric.core.files import check_writable, read_text, replace_text, report_write_errors
+from a2a_fabric.core.files import check_writable, copy_file, read_text, replace_text, report_write_errors
 from a2a_fabric.importing.servers import find_present, parse_servers
 from a2a_fabric.mcp_clients.client_config import (
     ClientEntry,
@@ -316,7 +315,7 @@ class ClientFile:
         with report_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self._original is not None and not self._backup.exists():  # an existing one is from before
-                shutil.copy2(self.path, self._backup)
+                copy_file(self.path, self._backup)
         if change.moved:
             moved = {**self._read_moved(), **change.moved}
             replace_text(self._moved, msgspec.json.format(msgspec.json.encode(moved)).decode() + "\n", mode=0o600)

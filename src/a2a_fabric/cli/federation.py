@@ -18,7 +18,7 @@ from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import BadInput, ConfigError
-from a2a_fabric.core.files import read_text, replace_text, report_write_errors
+from a2a_fabric.core.files import lock_folder, read_text, replace_text, report_write_errors
 from a2a_fabric.federation.card import Card, Invocation, build_capabilities, card_from_manifest
 from a2a_fabric.federation.folders import decode_card, read_folder
 from a2a_fabric.federation.json_file import MAX_REGISTRY_BYTES, JSONFile
@@ -148,11 +148,11 @@ def add_agent(
     Example: a2a-fabric agents add ./agents/basil
     """
     with report_errors(as_json=as_json):
-        text = read_text(registry) or EMPTY_REGISTRY
         agent, entry = _build_entry(place, name, registry, branch, commit, trust=trust)
-        text = add_entry(str(registry), text, agent, entry)
-        text, index = rebuild_index(str(registry), text, read_skills(registry, text))
-        replace_text(registry, text)
+        with lock_folder(registry):
+            text = add_entry(str(registry), read_text(registry) or EMPTY_REGISTRY, agent, entry)
+            text, index = rebuild_index(str(registry), text, read_skills(registry, text))
+            replace_text(registry, text)
     if as_json:
         print_json({"ok": True, "registry": str(registry), "agent": agent, "entry": entry, "skillIndex": index})
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from a2a_fabric.cli.output import print_fields, print_json, print_line, print_ta
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.federation import AgentOrigin
-from a2a_fabric.core.files import read_text, replace_text
+from a2a_fabric.core.files import lock_folder, read_text, replace_text
 from a2a_fabric.federation.locations import REGISTRY_FILE, is_url
 from a2a_fabric.federation.registry_file import REFERENCE_FILE, parse_registry, rebuild_index, upgrade
 from a2a_fabric.federation.settings import FederationSettings, GitSettings
@@ -97,12 +98,13 @@ def index_skills(
     """
     with report_errors(as_json=as_json):
         file = _find_file(path)
-        before = read_text(file) or ""
-        parse_registry(str(file), before)
-        text = upgrade(str(file), before)
-        after, index = rebuild_index(str(file), text, read_skills(file, text))
-        if after != before and not check:
-            replace_text(file, after)
+        with nullcontext() if check else lock_folder(file):
+            before = read_text(file) or ""
+            parse_registry(str(file), before)
+            text = upgrade(str(file), before)
+            after, index = rebuild_index(str(file), text, read_skills(file, text))
+            if after != before and not check:
+                replace_text(file, after)
     if as_json:
         print_json({"ok": not check or after == before, "changed": after != before, "skillIndex": index})
     else:
@@ -119,10 +121,11 @@ def upgrade_registry(path: RegistryPath = None, as_json: Json = False) -> None:
     """
     with report_errors(as_json=as_json):
         file = _find_file(path)
-        before = read_text(file) or ""
-        after = upgrade(str(file), before)
-        if after != before:
-            replace_text(file, after)
+        with lock_folder(file):
+            before = read_text(file) or ""
+            after = upgrade(str(file), before)
+            if after != before:
+                replace_text(file, after)
         document = parse_registry(str(file), after)
     if as_json:
         print_json({"ok": True, "changed": after != before, "agents": list(document.agents)})

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.files import lock_folder
 from a2a_fabric.identity.signing import SigningKey, create_key_file, read_key_file
 
 DEFAULT_NAME = "identity.key"
@@ -66,8 +67,15 @@ class NodeKeys:
         return [current.public_jwk, *retired]
 
     def rotate(self, overlap: float) -> SigningKey:
-        """A new key signs from now on; the old one stays published for `overlap` seconds. Raises ConfigError."""
-        expires_at = int(self._clock() + overlap)
+        """A new key signs from now on; the old one stays published for `overlap` seconds. Raises ConfigError,
+        and Conflict while another command changes it.
+        """
+        with lock_folder(self.path):  # another command would lose the key that this one publishes
+            key = self._replace_key(int(self._clock() + overlap))
+        self._key, self._version = key, None
+        return key
+
+    def _replace_key(self, expires_at: int) -> SigningKey:
         published = self.list_all()
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         key = create_key_file(draft)
@@ -79,7 +87,6 @@ class NodeKeys:
             raise ConfigError(f"{self.path}: cannot be written: {exc.strerror}") from exc
         finally:
             draft.unlink(missing_ok=True)
-        self._key, self._version = key, None
         return key
 
     def _load(self) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from a2a_fabric.core.errors import ConfigError, FabricError, RateLimited
+from a2a_fabric.core.files import lock_folder, replace_text
 
 LIST_SECONDS = 30.0  # between two fetches
 MAX_LIST_AGE = 3600.0
@@ -165,21 +166,19 @@ def read_list(path: Path) -> bytes:
 
 
 def add_revocation(path: Path, credential_id: str, reason: str = "") -> bool:
-    """Add an id to the list, which is created if there is none; false if it was there. Raises ConfigError."""
-    try:
-        entries = parse_revocations(read_list(path)).revoked
-    except FileNotFoundError:
-        entries = ()
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    if any(entry.id == credential_id for entry in entries):
-        return False
-    at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    document = RevocationDocument(revoked=(*entries, RevokedEntry(id=credential_id, at=at, reason=reason)))
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-        os.replace(draft, path)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
+    """Add an id to the list, which is created if there is none; false if it was there. Raises ConfigError,
+    and Conflict while another command changes it.
+    """
+    with lock_folder(path):
+        try:
+            entries = parse_revocations(read_list(path)).revoked
+        except FileNotFoundError:
+            entries = ()
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"{path}: {exc}") from exc
+        if any(entry.id == credential_id for entry in entries):
+            return False
+        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        document = RevocationDocument(revoked=(*entries, RevokedEntry(id=credential_id, at=at, reason=reason)))
+        replace_text(path, msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
     return True

@@ -61,7 +61,11 @@ class AgentsFile:
 
 def read_manifests(path: Path) -> list[Manifest]:
     """All manifests of a file; raises ConfigError naming file, line and key."""
-    file = YAMLFile.read(path)
+    return decode_manifests(YAMLFile.read(path))
+
+
+def decode_manifests(file: YAMLFile) -> list[Manifest]:
+    """Raises ConfigError naming file, line and key."""
     key_path: tuple[str, ...] = ()
     entries: Any = file.value
     if isinstance(entries, dict):
