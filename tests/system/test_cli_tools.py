@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,73 @@ def test_only_the_list_of_excluded_tools_changes(text: str, patterns: list[str])
     for entry in (old, new):
         entry["tools"] = {**(entry.get("tools") or {}), "exclude": None}
     assert new == old
+
+
+COMMENTED = """# My servers.
+agents:
+  - agent_id: a   # the forge
+    tools:
+      exclude:  # never offered:
+        # it deletes
+        - delete_repo  # for good
+        # it is slow
+        - scan
+      include: [x]
+    endpoint: {uri: "http://127.0.0.1:9"}
+  # About the next one.
+  - agent_id: b
+    endpoint: {uri: "http://127.0.0.1:9"}
+    tools: {exclude: [x, "y z",   z]}  # three
+  - agent_id: c
+    endpoint: {uri: "http://127.0.0.1:9"}
+    tools:
+      # only this
+      exclude:
+        # it fails
+        - fail  # always
+# The end."""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    ("words", "old", "new"),
+    [
+        (("disable", "a.purge_*"), "        - scan\n", "        - scan\n        - purge_*\n"),
+        (("enable", "a.delete_repo"), "        - delete_repo  # for good\n", ""),
+        (("enable", "a.scan"), "        - scan\n", ""),
+        (("disable", "b.it's"), "z]}  # three", 'z, it\'s]}  # three'),
+        (("enable", "b.y z"), '"y z",   z', "z"),
+        (("enable", "b.x"), '[x, "y', '["y'),
+        (("enable", "b.z"), '"y z",   z', '"y z"'),
+        (("enable", "c.fail"), "exclude:\n        # it fails\n        - fail  # always\n",
+         "exclude: []\n        # it fails\n"),
+        (("disable", "c.*"), "- fail  # always\n", "- fail  # always\n        - '*'\n"),
+    ],
+)  # fmt: skip
+def test_a_pattern_comes_and_goes_and_every_other_character_stays(
+    tmp_path: Path, words: tuple[str, str], old: str, new: str, mark: str, newline: str
+) -> None:
+    file = tmp_path / "agents.yaml"
+    text = mark + COMMENTED
+    file.write_bytes(text.replace("\n", newline).encode())
+    done = run("tools", *words, home=tmp_path / "home", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert text.count(old) == 1
+    assert file.read_bytes().decode() == text.replace(old, new).replace("\n", newline)
+
+
+def test_patterns_of_several_commands_at_once_are_all_kept(tmp_path: Path) -> None:
+    file = tmp_path / "agents.yaml"
+    file.write_text(COMMENTED)
+    patterns = [f"tool_{number}" for number in range(6)]
+    with ThreadPoolExecutor(len(patterns)) as pool:
+        replies = pool.map(
+            lambda each: run("tools", "disable", f"a.{each}", home=tmp_path / "home", folder=tmp_path), patterns
+        )
+    assert [each.stderr for each in replies if each.returncode] == []
+    [entry, *_] = YAMLFile("f", file.read_text()).value["agents"]
+    assert sorted(entry["tools"]["exclude"]) == ["delete_repo", "scan", *patterns]
 
 
 def test_an_entry_that_cannot_be_changed_safely_is_left_alone() -> None:

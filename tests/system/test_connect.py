@@ -174,6 +174,8 @@ def test_a_file_that_its_user_has_emptied_since_is_still_json() -> None:
         'mcp_servers = { other = { command = "x", env = { A = "b" } } } # mine\n',
         '[mcp_servers]\nother = { command = "x" }\n',
         '[mcp_servers.other]\ncommand = "x"\n',
+        '# one\r\n[mcp_servers.other]\r\ncommand = "x"\r\n',
+        "a = 1 # mine",
     ],
 )
 def test_toml_tables_in_every_form_are_edited(text: str) -> None:
@@ -190,6 +192,7 @@ def test_toml_tables_in_every_form_are_edited(text: str) -> None:
     assert edited is not None
     assert tomllib.loads(edited) == {**tomllib.loads(text), "own": {"a": 1}}
     assert ("# mine" in edited) == ("# mine" in text)
+    assert ("\r" in added) == ("\n" not in added.replace("\r\n", ""))
 
 
 def test_a_file_that_is_read_only_or_changed_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
@@ -205,6 +208,15 @@ def test_a_file_that_is_read_only_or_changed_meanwhile_stays_as_it_is(tmp_path: 
         ClientFile(path).write(change)
     assert path.read_text() == '{"mcpServers": {}, "other": 1}'
     assert [each.name for each in tmp_path.iterdir()] == ["mcp.json"]
+
+
+def test_the_saved_copy_is_as_private_as_the_file(folder: Folder) -> None:
+    file = folder.put("home/.cursor/mcp.json", '{"mcpServers": {"b": {"headers": {"Authorization": "Bearer s"}}}}')
+    file.chmod(0o600)
+    copy = Path(json.loads(folder("connect", "cursor", "--json").stdout)["backup"])
+    assert copy.read_text().count("Bearer s") == 1
+    for path in (file, copy):
+        assert oct(path.stat().st_mode & 0o777) == oct(0o600), path
 
 
 def test_a_symbolic_link_stays_one_and_a_loop_is_told(folder: Folder) -> None:
@@ -287,10 +299,11 @@ def test_yaml_is_edited_in_place(text: str) -> None:
     assert ("\n" in added.replace("\r\n", "")) is ("\r\n" not in text)
     undone = remove_entry(client, "fabric", added, text, "config.yaml", {}).text
     assert undone == text
-    edited = remove_entry(client, "fabric", added + "own: 1\n", text, "config.yaml", {}).text
+    edited = remove_entry(client, "fabric", f"{added}\nown: 1\n", text, "config.yaml", {}).text
     assert edited is not None
     rest = {key: value for key, value in before.items() if value or key != "extensions"}
     assert yaml.safe_load(edited) == {**rest, "own": 1}
+    assert (added.endswith("\n"), added.startswith("\ufeff")) == (text[-1:] in ("", "\n"), text.startswith("\ufeff"))
 
 
 @pytest.mark.parametrize(("client", "older"), [

@@ -24,9 +24,8 @@ from a2a_fabric.importing.agents_yaml import add_entries, set_enabled, set_exclu
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import build_entries, keep_new_entries, parse_servers
 from a2a_fabric.plugins import canonical_kind
-from a2a_fabric.registry.sources.files import decode_manifests, read_manifests
+from a2a_fabric.registry.sources.files import check_manifests, read_manifests
 from a2a_fabric.registry.tool_choice import is_listed, matches_any
-from a2a_fabric.yamlfile import YAMLFile
 
 T = TypeVar("T")
 
@@ -289,7 +288,7 @@ def _add_entries(text: str, entries: Sequence[dict[str, Any]], path: Path) -> st
 def _check_text(text: str, path: Path) -> None:
     """A node that cannot read the file does not start. Raises BadInput."""
     try:
-        decode_manifests(YAMLFile(str(path), text))
+        check_manifests(text, str(path))
     except ConfigError as error:
         raise BadInput(f"Nothing was changed, because the file could not be read any more: {error.message}") from error
 

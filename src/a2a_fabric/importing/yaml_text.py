@@ -10,12 +10,14 @@ from typing import Any
 
 import yaml
 
+_MARK = "\ufeff"
+
 
 def set_member(text: str, path: Sequence[str], value: Any) -> str:
     """The text with this value at the path of block mappings, replaced or added at the end. Raises ValueError."""
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     if node is None:
-        return end_with_newline(text) + dump_block(_nest(path, value), 0)
+        return append_lines(text, dump_block(_nest(path, value), 0))
     for depth, key in enumerate(path):
         mapping = _require_block(node)
         member = _find_member(mapping, key)
@@ -55,12 +57,25 @@ def end_line_of(node: Any) -> int:
 
 
 def insert_lines(text: str, line_number: int, added: str) -> str:
-    lines = end_with_newline(text).splitlines(keepends=True)
-    return "".join([*lines[:line_number], _with_line_ends_of(text, added), *lines[line_number:]])
+    return _replace_lines(text, line_number, line_number, added)
 
 
-def end_with_newline(text: str) -> str:
-    return text if not text or text.endswith("\n") else text + "\n"
+def append_lines(text: str, added: str) -> str:
+    end = len(text.splitlines())
+    return _replace_lines(text, end, end, added)
+
+
+def _replace_lines(text: str, start: int, end: int, added: str) -> str:
+    """With the line ends and the byte order mark of the text; if its last line has no end, neither has the result."""
+    mark = _MARK if text.startswith(_MARK) else ""
+    lines = text.removeprefix(mark).splitlines(keepends=True)
+    newline = "\r\n" if "\r\n" in text else "\n"
+    before = "".join(lines[:start])
+    if before and added and not before.endswith("\n"):
+        before += newline
+    joined = "".join([mark, before, added.replace("\n", newline), *lines[end:]])
+    has_end = not lines or lines[-1].endswith("\n") or end < len(lines)
+    return joined if has_end else joined.removesuffix("\n").removesuffix("\r")
 
 
 def dump_block(value: Any, indent: int) -> str:
@@ -86,10 +101,5 @@ def _find_member(mapping: Any, key: str) -> tuple[Any, Any] | None:
 
 def replace_lines(text: str, member: tuple[Any, Any], replacement: str) -> str:
     """A member has its lines for itself, as it is in a block mapping."""
-    lines = end_with_newline(text).splitlines(keepends=True)
     start, end = member[0].start_mark.line, end_line_of(member[1])
-    return "".join([*lines[:start], _with_line_ends_of(text, replacement), *lines[max(end, start + 1) :]])
-
-
-def _with_line_ends_of(text: str, added: str) -> str:
-    return added.replace("\n", "\r\n") if "\r\n" in text else added
+    return _replace_lines(text, start, max(end, start + 1), replacement)

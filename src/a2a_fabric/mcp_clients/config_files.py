@@ -109,6 +109,7 @@ class TomlConfigFile:
     def __init__(self, text: str, name: str, key: str) -> None:
         self._name = name
         self._key = key
+        self._has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
         try:
             self._document = tomlkit.parse(text)
         except TOMLKitError as exc:
@@ -149,6 +150,8 @@ class TomlConfigFile:
         servers = {key: value for key, value in self._value.get(self._key, {}).items() if key != name}
         servers |= {name: entry} if entry is not None else {}
         text = tomlkit.dumps(self._document)
+        if self._has_crlf:
+            text = text.replace("\r\n", "\n").replace("\n", "\r\n")
         actual = tomllib.loads(text)
         if {**actual, self._key: actual.get(self._key, {})} != {**self._value, self._key: servers}:
             raise _not_editable(self._name, self._key)

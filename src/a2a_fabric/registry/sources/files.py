@@ -61,11 +61,15 @@ class AgentsFile:
 
 def read_manifests(path: Path) -> list[Manifest]:
     """All manifests of a file; raises ConfigError naming file, line and key."""
-    return decode_manifests(YAMLFile.read(path))
+    return _decode_manifests(YAMLFile.read(path))
 
 
-def decode_manifests(file: YAMLFile) -> list[Manifest]:
-    """Raises ConfigError naming file, line and key."""
+def check_manifests(text: str, name: str) -> None:
+    """Whether a file with this text could be read. Raises ConfigError."""
+    _decode_manifests(YAMLFile(name, text))
+
+
+def _decode_manifests(file: YAMLFile) -> list[Manifest]:
     key_path: tuple[str, ...] = ()
     entries: Any = file.value
     if isinstance(entries, dict):
