@@ -84,6 +84,25 @@ async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None
     await client.aclose()  # does nothing
 
 
+async def test_a_client_for_calls_opens_more_connections_instead_of_queueing(peer: Peer) -> None:
+    """One caller's slow calls would keep the calls of all others waiting. What is idle is closed first, as before."""
+    client = OutboundClient(max_connections=2, when_full="open")
+    slow = [
+        asyncio.create_task(client.request("GET", peer.url("/slow-head"), timeout=60, limit=LIMIT)) for _ in range(5)
+    ]
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        while client.count_connections()[0] < 5:  # noqa: ASYNC110  # connections have no event
+            await asyncio.sleep(0.01)
+        assert (await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)).status == 200
+        assert client.count_connections() == (5, 1, 0)
+        for each in slow:
+            each.cancel()
+        await asyncio.wait(slow)
+        while client.count_connections()[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await client.aclose()
+
+
 async def test_streams_without_a_deadline_take_no_connection_from_requests_and_end_with_the_client(peer: Peer) -> None:
     client = OutboundClient(max_connections=1)
     async with (

@@ -212,7 +212,7 @@ async def _serve(
                 node.app,
                 [listener],
                 drain_timeout=limits.drain_seconds,
-                connections=raise_file_limit(limits.connections),
+                connections=raise_file_limit(limits.connections, limits.concurrent_calls),
                 message_bytes=limits.body_bytes,
                 request_seconds=limits.request_seconds,
                 unread_seconds=limits.unread_seconds,
@@ -353,7 +353,7 @@ _SERVER_LIMITS = (
 def _apply_limits(server: HttpServer, limits: LimitSettings) -> None:
     server.set_limits(
         drain_timeout=limits.drain_seconds,
-        connections=raise_file_limit(limits.connections),
+        connections=raise_file_limit(limits.connections, limits.concurrent_calls),
         message_bytes=limits.body_bytes,
         request_seconds=limits.request_seconds,
         unread_seconds=limits.unread_seconds,

@@ -256,7 +256,7 @@ class DirectCalls:
         if not _is_allowed(url):
             _log.warning("node %s announces %.200r, which is not https://, so calls go over NATS", node.name, url)
             return None
-        http = OutboundClient(connect_timeout=_CONNECT_TIMEOUT, tls=self._make_context)
+        http = OutboundClient(connect_timeout=_CONNECT_TIMEOUT, tls=self._make_context, when_full="open")
         return DirectLink(self._own, node, url, self._keys, http, reply_bytes)
 
 

@@ -72,7 +72,9 @@ class Workers:
         self._kind_of = kind_of
         others = [number for number in range(place.count) if number != place.number]
         self._clients = {
-            number: OutboundClient(unix_socket=place.socket_path(number), connect_timeout=_START_TIMEOUT)
+            number: OutboundClient(
+                unix_socket=place.socket_path(number), connect_timeout=_START_TIMEOUT, when_full="open"
+            )
             for number in others
         }
         self.peers = {

@@ -140,7 +140,7 @@ class AgentParts:
     def _connect_federation(self) -> None:
         """Cards and registries at URLs are read, and their agents reached, through a guarded client."""
         self.federation_guard = Guard(allow=self._context.config.federation.allow)
-        self.federation_client = OutboundClient(self.federation_guard)
+        self.federation_client = OutboundClient(self.federation_guard, when_full="open")
         self._context.stack.push_async_callback(self.federation_client.aclose)
         for source in self.declared:
             if isinstance(source, FederatedSource):

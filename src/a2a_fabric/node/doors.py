@@ -50,7 +50,8 @@ class DoorParts:
         self._calls = calls
         self._operations = operations
         self._jobs, self._messages, self._inboxes = jobs, messages, inboxes
-        self.tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
+        # Separate, so that long streams take no connections from calls.
+        self.tunnel_client = OutboundClient(when_full="open")
         context.stack.push_async_callback(self.tunnel_client.aclose)
         context.stack.push_async_callback(authentication.aclose)
         authentication.build_resolver(context.telemetry.metrics.count_auth_attempt, context.store)

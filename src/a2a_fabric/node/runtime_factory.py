@@ -121,7 +121,9 @@ class RuntimeFactory:
         self._on_identified = on_identified
         self._logins = logins
         self._identity = identity
-        self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
+        self._clients = {
+            guard: OutboundClient(guard, when_full="open") for guard in (reach.local_guard, reach.public_guard)
+        }
         # The same context for agents whose addresses are checked at every connection.
         self._guarded_contexts = {
             guard: msgspec.structs.replace(context, http=http, guard=guard) for guard, http in self._clients.items()
@@ -153,7 +155,7 @@ class RuntimeFactory:
         """
         files = self._tls_files.get(agent_id)
         if files is not None and files not in self._tunnel_clients:
-            self._tunnel_clients[files] = OutboundClient(self._context.guard, tls=ClientTLS(files))
+            self._tunnel_clients[files] = OutboundClient(self._context.guard, tls=ClientTLS(files), when_full="open")
         return None if files is None else self._tunnel_clients[files]
 
     def build(self, manifest: Manifest) -> Runtime:
@@ -212,7 +214,7 @@ class RuntimeFactory:
             files = declared.resolve(context.base)
             http = self._tls_clients.get(files)
             if http is None:
-                http = self._tls_clients[files] = OutboundClient(context.guard, tls=ClientTLS(files))
+                http = self._tls_clients[files] = OutboundClient(context.guard, tls=ClientTLS(files), when_full="open")
             self._tls_files[manifest.agent_id] = files
         except (msgspec.ValidationError, ConfigError) as exc:
             raise BadInput(f"Agent '{manifest.agent_id}' has a bad `tls`: {exc}", agent_id=manifest.agent_id) from exc

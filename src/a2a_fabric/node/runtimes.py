@@ -123,8 +123,8 @@ class RuntimeParts:
 
     def _build_context(self) -> RuntimeContext:
         node, config, stack = self._context, self._context.config, self._context.stack
-        http = OutboundClient()
-        web = OutboundClient(Guard(allow=config.tools.web_allow))
+        http = OutboundClient(when_full="open")
+        web = OutboundClient(Guard(allow=config.tools.web_allow), when_full="open")
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
         share = node.limits.caller_share

@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 from ssl import SSLContext
 from types import TracebackType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from a2a_fabric.core.json_text import LONG, find_number_problem
@@ -55,6 +55,9 @@ def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: boo
     return context
 
 
+# What a client does with a request when `max_connections` are in use. For what callers ask for it opens one more: a
+# node bounds its calls and the share of each caller, and in a queue beside that, one could keep all others waiting.
+WhenFull = Literal["queue", "open"]
 DNS_CACHE_SECONDS = 10.0  # seconds for which the addresses of a host are used again
 MAX_CACHED_HOSTS = 1024
 _LISTEN_PAUSE = 0.05  # seconds until a process that is starting is tried again
@@ -202,13 +205,19 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connector: Connector, max_connections: int, idle_timeout: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connector: Connector,
+        max_connections: int,
+        idle_timeout: float,
+        when_full: WhenFull,
     ) -> None:
         self._loop = loop
         self._connector = connector
         self._deadlines = DeadlineSweep(loop)
         self._idle_timeout = idle_timeout
-        self._slots = max_connections
+        self._slots = max_connections  # below zero while more are in use (`when_full`)
+        self._opens_more = when_full == "open"
         self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()
         self._connections: set[Connection] = set()
         self._unpooled: set[Connection] = set()  # of streams without a deadline
@@ -302,7 +311,9 @@ class ConnectionPool:
             return True
         if self._idle:
             self._discard_idle(next(iter(self._idle)))  # frees a slot soon; the request queues until then
-        return False
+        if self._opens_more:
+            self._slots -= 1
+        return self._opens_more
 
     def _discard_idle(self, connection: Connection) -> None:
         del self._idle[connection]
@@ -402,6 +413,7 @@ class OutboundClient:
         guard: Guard | None = None,
         *,
         max_connections: int = 1000,
+        when_full: WhenFull = "queue",
         connect_timeout: float = 10.0,
         idle_timeout: float = IDLE_TIMEOUT,
         client_cert: bytes | None = None,  # PEM: certificate chain and private key
@@ -424,6 +436,7 @@ class OutboundClient:
             else UnixConnector(unix_socket, connect_timeout)
         )
         self._max_connections = max_connections
+        self._when_full: WhenFull = when_full
         self._idle_timeout = idle_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: ConnectionPool  # set by the first request
@@ -537,7 +550,9 @@ class OutboundClient:
         if self._loop is not None:
             raise RuntimeError(_WRONG_LOOP)
         self._loop = asyncio.get_running_loop()
-        self._pool = ConnectionPool(self._loop, self._connector, self._max_connections, self._idle_timeout)
+        self._pool = ConnectionPool(
+            self._loop, self._connector, self._max_connections, self._idle_timeout, self._when_full
+        )
 
 
 class _StreamContext:

@@ -38,7 +38,7 @@ _PORTS_TRIED = 50
 _NOT_READY_SECONDS = 5.0
 _BACKLOG = 2048
 _MAX_WAITING = 2 * _BACKLOG  # connections that the system has accepted and the node has not
-_RESERVED_FILES = 1024  # open files besides client connections: agents, programs, stores
+_RESERVED_FILES = 1024  # open files besides connections of clients and for calls: programs, stores
 
 
 def _build_websocket_protocol(**settings: Any) -> asyncio.Protocol:
@@ -262,20 +262,24 @@ def _accept_waiting(listener: socket.socket) -> list[socket.socket]:
     return accepted
 
 
-def raise_file_limit(connections: int) -> int:
-    """Raise the limit of open files as far as the system allows; returns how many connections are possible."""
+def raise_file_limit(connections: int, calls: int) -> int:
+    """Raise the limit of open files as far as the system allows; returns how many connections are possible.
+
+    Each of `calls` may have a connection to its agent.
+    """
     if resource is None:
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = connections + _RESERVED_FILES
+    reserved = calls + _RESERVED_FILES
+    wanted = files = connections + reserved
     if hard != resource.RLIM_INFINITY:
-        files = min(files, hard)
+        files = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
         soft = files
-    if soft == resource.RLIM_INFINITY or soft >= connections + _RESERVED_FILES:
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections
-    allowed = max(soft - _RESERVED_FILES, soft // 2)
+    allowed = max(soft - reserved, soft // 2)
     _log.warning(
         "the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, allowed, connections
     )
