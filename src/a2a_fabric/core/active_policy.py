@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Call, Principal, has_rules
 from a2a_fabric.core.rules import CallerFacts, Entry, Policy, PolicyRule, RuleSet
 
 _MAX_BOUND = 8192
@@ -87,6 +87,8 @@ class ActivePolicy:
 
     def bind_call(self, call: Call) -> Call:
         auth, reported = call.auth, call.on_behalf_of
+        if self.policy is None and not has_rules(auth):
+            return call
         entry = auth.entry or _NO_ENTRY
         behalf = (reported.principal_id or "") if reported else ""
         bound = self.bind(auth, entry.door, entry.address, entry.site, behalf)

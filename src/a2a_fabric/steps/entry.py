@@ -186,7 +186,7 @@ def authorize(
                 raise BadInput(
                     f"The name of a capability has at most {MAX_CAPABILITY_NAME} characters", field="capability"
                 )
-            if active_policy.is_used or call.auth.entry:
+            if active_policy.policy is not None or call.auth.entry:
                 call = active_policy.bind_call(call)
             catalog, auth = registry.catalog, call.auth
             if catalog is not allowed_in:
