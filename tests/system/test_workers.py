@@ -431,6 +431,51 @@ async def test_a_signal_lets_running_calls_finish_in_every_worker(tmp_path: Path
         assert node.wait() == 0
 
 
+def find_owner(client_port: int, pids: set[int]) -> int | None:
+    """The worker that has accepted this connection."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {f"socket:[{fields[9]}]" for fields in lines if fields[2].endswith(f":{client_port:04X}")}
+    for pid in pids:
+        with suppress(OSError):
+            if any(str(each.readlink()) in inodes for each in Path(f"/proc/{pid}/fd").iterdir()):
+                return pid
+    return None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc: Linux")
+async def test_a_worker_that_stops_answers_for_its_agents_until_the_others_have_no_clients(tmp_path: Path) -> None:
+    """A request is still on its way when the node gets the signal, and the other worker holds its agent."""
+    write_agents(tmp_path)
+    with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:
+        async with one_connection(node) as session:
+            holder = (await call(session, node, "counter", "count"))["pid"]
+        arguments = {"agent_id": "counter", "capability": "count", "task": ""}
+        body = json.dumps({"name": "fabric.call", "arguments": arguments})
+        address = node.url.removeprefix("http://")
+        head = (
+            f"POST /mcp/call HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {node.token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        kept: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        for _ in range(ASKS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+            writer.write(f"{head}{body[:10]}".encode())
+            port, pids = writer.get_extra_info("sockname")[1], worker_pids(node)
+            if until(lambda: find_owner(port, pids), "a worker to accept it") != holder:  # noqa: B023
+                kept = reader, writer
+                break
+            writer.close()
+        assert kept is not None
+        reader, writer = kept
+        node.signal(signal.SIGTERM)
+        await asyncio.sleep(1.5)  # the holder of the agent has nothing more to do
+        writer.write(body[10:].encode())
+        reply = await asyncio.wait_for(reader.read(), 30)
+        assert f'"pid":{holder}'.encode() in reply, reply
+        writer.close()
+        assert node.wait() == 0
+
+
 def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
     write_agents(tmp_path)
     with running_node(tmp_path, "--agents", "agents.yaml", "--workers", "2", PYTHONPATH=str(tmp_path)) as node:

@@ -50,6 +50,7 @@ from a2a_fabric.web.supervisor import (
     open_counts,
     stop_with_supervisor,
     wait_for_others,
+    wait_until_others_are_done,
     worker_command,
 )
 
@@ -276,6 +277,7 @@ async def _join_workers(
     control = stack.enter_context(socket.socket(fileno=worker.control))
     if not await wait_for_others(control):
         return False
+    stack.push_async_callback(wait_until_others_are_done, control, drain_timeout)
     watcher = asyncio.ensure_future(stop_with_supervisor(control, server.stop))
     stack.push_async_callback(cancel_and_wait, watcher)
     return True

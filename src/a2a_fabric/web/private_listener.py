@@ -6,6 +6,7 @@ the same bounds as those of clients."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.web.protocol import HttpProtocol
 
 _CONNECTIONS = 4096
+_PAUSE = 0.01  # seconds; idle connections are closed a moment after the end
 
 
 @asynccontextmanager
@@ -52,7 +54,12 @@ async def open_private_listener(app: ASGIApp, path: Path, drain_timeout: float) 
         server.close()
         for connection in list(state.connections):
             connection.shutdown()
-        if state.tasks:
-            _, pending = await asyncio.wait(state.tasks, timeout=drain_timeout)
-            for task in pending:
-                task.cancel()
+        ends_at = time.monotonic() + drain_timeout
+        while state.connections and (left := ends_at - time.monotonic()) > 0:
+            # The next request of an idle connection may have arrived already.
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=left)
+            else:
+                await asyncio.sleep(_PAUSE)
+        for task in list(state.tasks):
+            task.cancel()

@@ -10,8 +10,10 @@ Supervisor and worker are connected by a pair of sockets. The worker writes one 
 clients only when the supervisor has answered: then the others are up, too. If the supervisor dies, the worker reads
 the end of the pair and stops, so no worker is left behind.
 
-The first SIGINT or SIGTERM is passed on, and the workers finish their calls; so are SIGHUP, SIGUSR1 and the second
-signal. A worker that is not up yet gets SIGHUP and SIGUSR1 when it is up: they would end an interpreter that starts."""
+The first SIGINT or SIGTERM is passed on, and the workers finish their calls. A worker that has answered its clients
+writes one byte, and serves the other workers until the supervisor answers: then no client waits any more for an agent
+that this worker holds. SIGHUP, SIGUSR1 and the second signal are passed on, too. A worker that is not up yet gets
+SIGHUP and SIGUSR1 when it is up: they would end an interpreter that starts."""
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ from a2a_fabric.web.server import bind_socket
 
 _log = logging.getLogger(__name__)
 _READY, _GO = b"r", b"g"
+_DONE, _END = b"d", b"e"
 _START_TIMEOUT = 120.0  # seconds until a worker's node must be up
 _FIRST_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds before a worker is started again
 _STABLE_SECONDS = 10.0  # a worker that ran for so long is started again at once
@@ -109,6 +112,8 @@ class Supervisor:
         self._has_begun = asyncio.Event()  # all workers have been up once
         self._ready: set[int] = set()  # workers that have been up once
         self._up: set[int] = set()  # those that are up
+        self._serving: set[int] = set()  # those that have clients, or may have
+        self._all_done = asyncio.Event()  # the node stops, and no worker has a client any more
         self._held: dict[int, set[signal.Signals]] = {}  # signals for those that are not
         self._is_stopping = False
         self._stopping = asyncio.Event()
@@ -144,6 +149,7 @@ class Supervisor:
             listener.close()
         self._pass_on(number)
         self._stopping.set()
+        self._note_done()
 
     def _pass_on(self, number: signal.Signals) -> None:
         for process in self._processes.values():
@@ -218,6 +224,7 @@ class Supervisor:
                 raise
             finally:
                 self._up.discard(number)
+                self._note_done(number)
                 self._counts.clear(number)
                 await cancel_and_wait(starting)
 
@@ -239,7 +246,21 @@ class Supervisor:
         if len(self._ready) == len(self._sockets):
             self._has_begun.set()
         await self._has_begun.wait()
+        self._serving.add(number)
         await loop.sock_sendall(control, _GO)
+        with suppress(OSError):  # it was killed
+            if await loop.sock_recv(control, 1) != _DONE:
+                return
+            self._note_done(number)
+            if self._is_stopping:
+                await self._all_done.wait()
+            await loop.sock_sendall(control, _END)
+
+    def _note_done(self, *numbers: int) -> None:
+        """These workers have no clients any more."""
+        self._serving.difference_update(numbers)
+        if self._is_stopping and not self._serving:
+            self._all_done.set()
 
 
 async def wait_for_others(control: socket.socket) -> bool:
@@ -248,6 +269,15 @@ async def wait_for_others(control: socket.socket) -> bool:
     control.setblocking(False)
     await loop.sock_sendall(control, _READY)
     return await loop.sock_recv(control, 1) == _GO
+
+
+async def wait_until_others_are_done(control: socket.socket, timeout: float) -> None:
+    """In a worker that has answered its clients: wait until the others have, if the whole node stops."""
+    loop = asyncio.get_running_loop()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(timeout):
+            await loop.sock_sendall(control, _DONE)
+            await loop.sock_recv(control, 1)
 
 
 async def stop_with_supervisor(control: socket.socket, stop: Callable[[], None]) -> None:
