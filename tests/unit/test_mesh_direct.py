@@ -64,6 +64,13 @@ async def test_each_request_is_accepted_once() -> None:
     assert served == [b"a call"] * 2
 
 
+async def test_a_large_request_that_thousands_overtake_on_other_connections_is_accepted() -> None:
+    endpoint, _ = make_endpoint()
+    for number in range(2, 5000):
+        assert await post(endpoint, *make_request(number=number)) == 200
+    assert [await post(endpoint, *make_request(number=number)) for number in (1, 1, -(10**9))] == [200, 503, 503]
+
+
 async def test_a_recorded_request_is_worth_nothing_after_a_restart_of_either_node() -> None:
     endpoint, served = make_endpoint()
     recorded = make_request()

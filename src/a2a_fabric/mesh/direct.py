@@ -61,6 +61,7 @@ _NODE_HEADER = "x-fabric-node"
 _NODE_HEADER_BYTES = _NODE_HEADER.encode()
 _CONNECT_TIMEOUT = 2.0
 _PAUSE = 10.0  # seconds for which a node that was not reached over HTTP is called over NATS
+_OVERTAKING = 8192  # calls that may arrive on other connections while the body of one is on its way
 _SENDER_KEY = "mesh: sender"
 _FRAMES_LINE = b"content-type: %b\r\n" % FRAMES_TYPE
 
@@ -103,7 +104,7 @@ class DirectEndpoint:
         self._own = own
         self._keys = keys
         self._is_member = is_member
-        self._accepted = AcceptedRequests()
+        self._accepted = AcceptedRequests(_OVERTAKING)
         self._serve_call: ServeCall | None = None
         self._body_limit = BodyLimit(0)
 

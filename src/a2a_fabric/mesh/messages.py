@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-_RECENT = 1024  # numbers that are remembered below the highest
-_RECENT_MASK = (1 << _RECENT) - 1
+_RECENT = 1024  # numbers that are remembered below the highest, where messages stay in order
 _STARTS = 10_000  # of nodes, whose accepted numbers are remembered
 
 WINDOW = 16  # pieces of a reply that may be under way
@@ -77,20 +76,22 @@ encode_message = msgspec.msgpack.Encoder().encode
 
 
 class AcceptedNumbers:
-    """The numbers of requests from one start of a node. They arrive nearly in order."""
+    """The numbers of requests from one start of a node. They arrive nearly in order: at most `recent` overtake one."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = _RECENT) -> None:
+        self._recent_count = recent
+        self._mask = (1 << recent) - 1
         self._highest = 0
         self._recent = 0  # a bit for each number below the highest
 
     def add(self, number: int) -> bool:
         """False for a number that was there before, or is too old to tell."""
         if number > self._highest:
-            self._recent = (self._recent << min(number - self._highest, _RECENT) | 1) & _RECENT_MASK
+            self._recent = (self._recent << min(number - self._highest, self._recent_count) | 1) & self._mask
             self._highest = number
             return True
-        bit = 1 << (self._highest - number)
-        if bit > _RECENT_MASK or self._recent & bit:
+        age = self._highest - number
+        if age >= self._recent_count or self._recent & (bit := 1 << age):
             return False
         self._recent |= bit
         return True
@@ -101,7 +102,8 @@ class AcceptedRequests:
     absence: else requests that were recorded before could be sent again after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = _RECENT) -> None:
+        self._recent = recent
         self._numbers: dict[tuple[str, str], AcceptedNumbers] = {}
 
     def add(self, sender: str, start_id: str, number: int) -> bool:
@@ -110,5 +112,5 @@ class AcceptedRequests:
         if numbers is None:
             if len(self._numbers) >= _STARTS:
                 del self._numbers[next(iter(self._numbers))]
-            numbers = self._numbers[sender, start_id] = AcceptedNumbers()
+            numbers = self._numbers[sender, start_id] = AcceptedNumbers(self._recent)
         return numbers.add(number)
