@@ -110,6 +110,13 @@ def test_a_repository_has_one_name_however_it_is_written(repo: str, name: str) -
         "https://github.com/a b",
         "https://-x/a",
         "ssh://-oProxyCommand=id@github.com/user/agent",
+        "ssh://%2DoProxyCommand=id@github.com/user/agent",
+        "https://github.com/user/%2e%2E/evil/agent",
+        "ssh://git@github.com/user%2f../evil/agent",
+        "git@github.com:../evil",
+        "git@github.com:user/../evil",
+        "file:///srv/repos/../evil",
+        "/srv/repos/../evil",
     ],
 )
 def test_an_address_with_options_credentials_or_other_protocols_is_refused(repo: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from typing import Literal
+from urllib.parse import unquote
 
 import msgspec
 
@@ -26,7 +27,8 @@ class RepoAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_repo(repo: str) -> RepoAddress:
     """Raises ValueError for an address that is not one, or that holds credentials or options."""
-    if repo.startswith("-") or not repo.isprintable() or " " in repo:
+    # Git and servers decode addresses; a name with `..` in it would be that of another repository.
+    if repo.startswith("-") or not repo.isprintable() or " " in repo or ".." in unquote(repo).split("/"):
         raise ValueError(f"'{repo[:100]}' is not the address of a repository")
     if repo.startswith("/"):
         return RepoAddress(url=f"file://{repo}", scheme="file", name=repo.removesuffix(".git"))
@@ -38,7 +40,7 @@ def parse_repo(repo: str) -> RepoAddress:
             return RepoAddress(url=repo, scheme="file", name=rest.removesuffix(".git"))
         authority, _, path = rest.partition("/")
         user, at, host = authority.rpartition("@")
-        if user.startswith("-"):  # ssh would take it for an option
+        if unquote(user).startswith("-"):  # git decodes it, and ssh would take it for an option
             raise ValueError(f"'{repo[:100]}' is not the address of a repository")
         if at and (scheme != "ssh" or ":" in user):
             raise ValueError("the address of a repository must not hold a user or password; use the environment")
@@ -51,7 +53,7 @@ def parse_repo(repo: str) -> RepoAddress:
 
 def _make_address(scheme: Scheme, url: str, host: str, path: str) -> RepoAddress:
     bare = path.strip("/").removesuffix(".git")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?", host) or not bare or ".." in bare.split("/"):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?", host) or not bare or ".." in unquote(bare).split("/"):
         raise ValueError(f"'{url[:100]}' is not the address of a repository, such as github.com/user/agent")
     return RepoAddress(url=url, scheme=scheme, name=f"{host.lower()}/{bare}")
 
