@@ -20,6 +20,11 @@ def test_every_file_that_the_pages_for_maintainers_name_exists() -> None:
     assert [name for name in sorted(named) if not ((SOURCE / name).exists() or (ROOT / name).exists())] == []
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    named = set(re.findall(r"\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text("utf-8")))
+    assert [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in named] == []
+
+
 def test_every_walk_of_the_contributing_page_ends_at_a_function_that_exists() -> None:
     walks = re.findall(r"`([\w/]+\.py)` → `([\w.]+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(walks) >= 4
