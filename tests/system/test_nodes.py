@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import yaml
 
-from a2a_fabric.client.local_node import RunningNode, StateFolder
+from a2a_fabric.client.local_node import RunningNode, StateFolder, read_birth
 from tests.system.node import COMMAND, environment, run, until
 
 
@@ -110,6 +110,23 @@ def test_a_node_that_crashed_is_told_with_its_last_lines(machine: Machine) -> No
     os.kill(restarted["pid"], signal.SIGKILL)
     until(lambda: machine.run("stop", "fragile").stdout == "fragile: was not running\n", "the entry to be removed")
     assert machine.json("status")["count"] == 0
+
+
+def test_a_node_that_ended_and_that_its_parent_has_not_collected_does_not_run(machine: Machine) -> None:
+    """As in a container whose first process collects none."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    entry = RunningNode(
+        url="http://127.0.0.1:9", pid=child.pid, started_at=0.0, name="ended", folder="/", born=read_birth(child.pid)
+    )
+    machine.state.nodes.mkdir(mode=0o700)
+    (machine.state.nodes / "ended.json").write_bytes(msgspec.json.encode(entry))
+    assert entry.is_running
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not entry.is_running
+    assert machine.json("status")["nodes"][0]["status"] == "crashed"
+    assert machine.run("stop").stdout == "ended: was not running\n"
+    child.communicate()
 
 
 def test_a_node_that_does_not_start_says_why(machine: Machine) -> None:

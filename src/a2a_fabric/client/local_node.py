@@ -74,20 +74,26 @@ class StateFolder:
 
 def read_birth(pid: int) -> str | None:
     """When a process started, in the system's own words; None where the system does not tell."""
+    return _read_stat(pid, 19)
+
+
+def _read_stat(pid: int, number: int) -> str | None:
+    """What the system tells of a process: 0 is its state, 19 its birth. None where it does not tell."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[number]
     except (OSError, IndexError):
         return None
 
 
 def _is_running(pid: int) -> bool:
+    """A process that has ended stays in the list of the system until its parent asks, in some containers for ever."""
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        pass
     except (OSError, OverflowError):
         return False
-    return True
+    return _read_stat(pid, 0) not in ("Z", "X")
 
 
 def complete_url(url: str) -> str:
