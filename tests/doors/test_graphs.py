@@ -136,6 +136,13 @@ async def test_a_failed_node_is_reported_and_the_rest_goes_on(node: Node) -> Non
     assert done["error"] == {"code": "COORDINATION_FAILED", "message": done["answer"], "recoverable": False}
 
 
+async def test_an_answer_that_does_not_fit_a_condition_fails_its_node_only(node: Node) -> None:
+    """The agent answered with a text where the condition expects a number."""
+    done = await run(node, step("a"), step("b", when="a.answer > `5`"), step("c", when="a.length < `5`"))
+    assert done["counts"] == {"completed": 2, "failed": 1}
+    assert "cannot be evaluated" in done["nodes"]["b"]["error"]["message"]
+
+
 async def test_a_node_is_retried_as_it_says(node: Node, shop: Workshop) -> None:
     done = await run(node, step("a", "fail_once", retry={"max_attempts": 3, "pause_seconds": 0}))
     assert done["nodes"]["a"]["result"] == {"answer": "at last"}

@@ -62,9 +62,23 @@ def test_texts_are_joined_and_written_as_before() -> None:
     joined = fill_input(node(input={"x": "${join(', ', a.rows[].text)}", "y": "${to_string(a)}"}), results)
     assert joined["x"] == ", ".join(["x" * 50] * 2000)
     assert len(joined["y"]) > 1_000_000
+    by_id = fill_input(node(input={"x": "${sort_by(a.rows, &id)[-1].id}", "y": "${map(&id, a.rows)[:2]}"}), results)
+    assert by_id == {"x": 1999, "y": [0, 1]}
 
 
-@pytest.mark.parametrize("expression", ["join(a, a)", "join('x')", "ceil(to_number('inf'))", "ceil(to_number('nan'))"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "join(a, a)",
+        "join('x')",
+        "ceil(to_number('inf'))",
+        "ceil(to_number('nan'))",
+        "a.text > `5`",  # an agent answered with a text instead of a number
+        "contains(a.text, `1`)",
+        "[&a]",
+        "not_null(&a)",
+    ],
+)
 def test_a_mistake_in_an_expression_is_an_error_of_its_node(expression: str) -> None:
     with pytest.raises(BadInput, match=r"Node 'b', when: .* cannot be evaluated"):
         is_wanted(node(when=expression), Results({"a": {"text": "x"}}))

@@ -22,6 +22,7 @@ _STEP = 4  # as long as so many values
 _COMPILED_CHARACTER = 30
 _CHARACTERS = 64  # of a text, as fast as one value
 _ESCAPED, _ESCAPED_ASCII = 12, 6  # characters of JSON that `to_string` writes for one of a text, at most
+_TAKE_EXPRESSIONS = ("map", "max_by", "min_by", "sort_by")
 _BUILDING = ("multi_select_list", "multi_select_dict", "flatten", "function_expression")
 
 
@@ -71,7 +72,10 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         return value
 
     def _call_function(self, node: Mapping[str, Any], value: Any) -> Any:
-        name, arguments = node["value"], [self.visit(child, value) for child in node["children"]]
+        name, visit_argument = node["value"], self.visit
+        if name in _TAKE_EXPRESSIONS:
+            visit_argument = self._visit_argument
+        arguments = [visit_argument(child, value) for child in node["children"]]
         self._budget.spend_on(arguments, _measure_written if name == "to_string" else len)
         if name == "join":
             self._budget.spend(_count_separators(arguments) // _CHARACTERS)
@@ -83,7 +87,19 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         literals = [{"type": "literal", "value": each, "children": []} for each in sides]
         return super().visit_comparator({**node, "children": literals}, value)
 
-    visit, visit_function_expression, visit_comparator = _count, _call_function, _compare  # as JMESPath calls them
+    def _visit_argument(self, node: Mapping[str, Any], value: Any) -> Any:
+        return super().visit_expref(node, value) if node["type"] == "expref" else self.visit(node, value)
+
+    def _refuse_reference(self, node: Mapping[str, Any], value: Any) -> Any:
+        raise ValueError(f"`&` stands only before an argument of {', '.join(_TAKE_EXPRESSIONS)}")
+
+    # As JMESPath calls them.
+    visit, visit_function_expression, visit_comparator, visit_expref = (
+        _count,
+        _call_function,
+        _compare,
+        _refuse_reference,
+    )
 
 
 def _measure_written(text: str) -> int:
@@ -108,7 +124,7 @@ def search(expression: str, value: Any, budget: Budget) -> Any:
         found = _CountingInterpreter(budget).visit(tree, value)
     except RecursionError as exc:
         raise ValueError("it is nested too deep") from exc
-    except ArithmeticError as exc:  # of infinity, or of integers that are no float
+    except (ArithmeticError, TypeError) as exc:  # of infinity; of a number and a text that are compared
         raise ValueError(str(exc)) from exc
     budget.spend_on(found)
     return found
