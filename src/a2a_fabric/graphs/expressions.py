@@ -72,10 +72,10 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         return value
 
     def _call_function(self, node: Mapping[str, Any], value: Any) -> Any:
-        name, visit_argument = node["value"], self.visit
+        name, evaluate = node["value"], self.visit
         if name in _TAKE_EXPRESSIONS:
-            visit_argument = self._visit_argument
-        arguments = [visit_argument(child, value) for child in node["children"]]
+            evaluate = self._evaluate_argument
+        arguments = [evaluate(child, value) for child in node["children"]]
         self._budget.spend_on(arguments, _measure_written if name == "to_string" else len)
         if name == "join":
             self._budget.spend(_count_separators(arguments) // _CHARACTERS)
@@ -87,7 +87,7 @@ class _CountingInterpreter(TreeInterpreter):  # type: ignore[misc]  # it has no 
         literals = [{"type": "literal", "value": each, "children": []} for each in sides]
         return super().visit_comparator({**node, "children": literals}, value)
 
-    def _visit_argument(self, node: Mapping[str, Any], value: Any) -> Any:
+    def _evaluate_argument(self, node: Mapping[str, Any], value: Any) -> Any:
         return super().visit_expref(node, value) if node["type"] == "expref" else self.visit(node, value)
 
     def _refuse_reference(self, node: Mapping[str, Any], value: Any) -> Any:
