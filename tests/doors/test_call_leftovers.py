@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,18 @@ import pytest
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import UpstreamRefused
-from tests.fixtures.node import WAIT_TIMEOUT, Node, running
+from tests.fixtures.mcp_raw import Session
+from tests.fixtures.node import WAIT_TIMEOUT, Node, eventually, running
 
 MARK = "a task that no other test has"
+TINY = Path(__file__).parents[1] / "fixtures" / "mcp_servers" / "tiny.py"
+
+
+def call_tool(name: str) -> dict[str, Any]:
+    params = {"name": name, "arguments": {"task": "x"}}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+
+
 percy = Agent("percy")
 
 
@@ -49,7 +60,9 @@ async def node() -> AsyncIterator[Node]:
         {"agent_id": name, "runtime": "http", "endpoint": {"uri": uri}, "capabilities": [{"name": name}]}
         for name, uri in (("garbage", f"http://127.0.0.1:{port}"), ("dead", "http://127.0.0.1:1"))
     ]
-    async with server, running(percy, manifests=manifests) as found:
+    endpoint = {"transport": "stdio", "command": [sys.executable, "-I", str(TINY)]}
+    tiny = {"agent_id": "tiny", "runtime": "mcp", "endpoint": endpoint, "capabilities": [{"name": "echo"}]}
+    async with server, running(percy, manifests=[*manifests, tiny]) as found:
         yield found
 
 
@@ -86,3 +99,48 @@ async def test_a_request_leaves_no_circle_behind(node: Node, without_collector: 
     for _ in range(50):
         await node.ask("percy", "echo")
     assert gc.collect() < 50
+
+
+LISTING_RESOURCES = {"jsonrpc": "2.0", "id": 8, "method": "resources/list"}  # needs the SDK
+SESSIONS = 20
+SLACK = 300  # objects that have nothing to do with the sessions
+SDK_CIRCLE = 50  # the SDK's runner of each session refers to itself, and to about thirty objects
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "most"),
+    [
+        ("/mcp", call_tool("percy_echo"), 0),
+        ("/mcp", LISTING_RESOURCES, SDK_CIRCLE),
+        ("/agents/percy/mcp", call_tool("echo"), 0),
+        ("/agents/tiny/mcp", call_tool("echo"), 0),
+    ],
+)
+async def test_a_session_that_is_over_leaves_nothing_to_a_collection_of_all_objects(
+    node: Node, path: str, message: dict[str, Any], most: int
+) -> None:
+    """What lives for long is frozen: other collections do not look at it, so circles in it would not be freed."""
+
+    async def open_session() -> Session:
+        session = await Session(node, "2025-06-18", path).__aenter__()
+        await session.answer(message)
+        return session
+
+    for _ in range(3):
+        await (await open_session()).__aexit__()
+    tasks = len(asyncio.all_tasks())
+    sessions = [await open_session() for _ in range(SESSIONS)]
+    gc.collect()
+    gc.freeze()
+    try:
+        while sessions:
+            await sessions.pop().__aexit__()
+
+        async def have_ended() -> bool:
+            return len(asyncio.all_tasks()) <= tasks
+
+        await eventually(have_ended)
+        gc.collect()  # of what is not frozen
+    finally:
+        gc.unfreeze()
+    assert gc.collect() <= SESSIONS * most + SLACK

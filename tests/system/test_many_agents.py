@@ -430,13 +430,33 @@ def examined() -> Iterator[list[int]]:
     gc.callbacks.remove(on_collection)
 
 
+async def call_all_agents(node: Node) -> None:
+    async def call(numbers: range) -> None:
+        for number in numbers:
+            assert (await node.ask(f"agent-{number:05}", "echo", "hello"))["ok"]
+
+    await asyncio.gather(*(call(range(first, NUMBER, 16)) for first in range(16)))
+
+
+async def open_and_leave_sessions(node: Node) -> None:
+    """Of clients that need the SDK, some of which send no DELETE."""
+    for number in range(50):
+        session = await Session(node).__aenter__()
+        assert "result" in await session.answer({"jsonrpc": "2.0", "id": 2, "method": "resources/list"})
+        if number % 2:
+            await session.__aexit__()
+
+
 async def test_no_garbage_collection_looks_at_all_agents(node: Node, examined: list[int]) -> None:
-    collecting = asyncio.ensure_future(GarbageCollection(lambda: True).run())
+    """Not even when each agent was called, which leaves most of what is kept for them, and the node is idle."""
+    collection = GarbageCollection(lambda: True)
+    collecting = asyncio.ensure_future(collection.run())
     await asyncio.sleep(0)
     try:
-        for work in (scrape, list_mcp_tools, search, route_words, register):
+        for work in (scrape, list_mcp_tools, search, route_words, register, call_all_agents, open_and_leave_sessions):
             await work(node)
         gc.collect()
+        await collection.collect_all_if_it_pays()
     finally:
         collecting.cancel()
         gc.unfreeze()

@@ -116,6 +116,7 @@ class _ExitAwarePipes(SubprocessStreamProtocol):
 
     def process_exited(self) -> None:
         super().process_exited()
+        self.stdin = None  # the two would refer to each other
         self.exited.set()
 
 

@@ -83,6 +83,10 @@ class OpenSession:
         self.used_at = now
         self.close: Callable[[], Awaitable[None]] = _do_nothing
 
+    def forget_close(self) -> None:
+        """What was to be closed has ended."""
+        self.close = _do_nothing
+
     def finish_request(self, now: float) -> None:
         self.requests -= 1
         self.answered_requests += 1

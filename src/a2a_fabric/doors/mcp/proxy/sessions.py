@@ -414,6 +414,8 @@ class ProxySession(SessionTask):
             _log.exception("A session with agent %s failed", self.agent_id)
         finally:
             self._on_end(self)
+            self._relay = None  # these would refer to each other: none has to wait for the collector
+            self.open_session.forget_close()
 
     async def _run_conversation(
         self, connect: OpenTunnel, ready: asyncio.Future[None], from_client: Any, to_client: Any, *, has_handshake: bool
