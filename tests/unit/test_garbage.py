@@ -55,3 +55,28 @@ async def test_few_new_objects_are_not_worth_it() -> None:
     frozen = freeze_circles(10)
     await collection.collect_all_if_it_pays()
     assert frozen() is not None
+
+
+async def test_a_collection_of_all_objects_puts_off_no_later_one() -> None:
+    """Python waits until a quarter as many objects were added as the last collection looked at."""
+    number = 200_000
+    kept: list[Circle] = [Circle() for _ in range(number)]
+    looked_at: list[int] = []
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            looked_at.append(sum(len(gc.get_objects(generation=each)) for each in range(3)))
+
+    collection = GarbageCollection(lambda: True, max_growth=1000)
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    await collection.collect_all_if_it_pays()
+    gc.set_threshold(1000, 2, 1)
+    gc.callbacks.append(on_collection)
+    try:
+        kept += [Circle() for _ in range(number // 10)]
+    finally:
+        gc.callbacks.remove(on_collection)
+        gc.set_threshold(*thresholds)
+    assert looked_at
+    assert looked_at[0] < number // 10

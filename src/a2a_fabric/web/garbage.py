@@ -3,9 +3,10 @@
 A pause of Python's collector is as long as the number of objects that it looks at, about 20,000 in 15 ms, and a
 node with 10,000 agents has 200,000. So objects that have stayed for a while are frozen, which means that collections
 leave them out. Nearly all objects are freed by their reference counts, frozen or not; only those that refer to each
-other in a circle stay. Calls, lists, changes of agents and sessions leave no circles among frozen objects, and manifests are not
-tracked at all; what leaves some, about thirty objects each, are long sessions that the SDK of MCP served. When many may
-have gathered, all objects are looked at once, at a moment without requests. A busy node waits with that until it must.
+other in a circle stay. Calls, lists, changes of agents and sessions leave no circles among frozen objects, and
+manifests are not tracked at all; what leaves some, about thirty objects each, are long sessions that the SDK of MCP
+served. When many may have gathered, all objects are looked at once, at a moment without requests. A busy node waits
+with that until it must.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ class GarbageCollection:
         return False
 
     def _freeze(self) -> None:
+        """Python puts off collections of old objects until a quarter as many were added as the last one looked at. So
+        the last one has to be one that looked at few.
+        """
         gc.freeze()
+        gc.collect()
         self._frozen = gc.get_freeze_count()
 
 
