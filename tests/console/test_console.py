@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 
 from a2a_fabric.core.propagation import new_id
 from tests.console.bench import ATTACK, VIEWER, administer, browsing, serving, visiting
-from tests.fixtures.node import PSK, Node, eventually
+from tests.fixtures.node import PSK, Node, eventually, running
 from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -300,3 +300,21 @@ async def test_an_agent_that_is_offline_says_why(browser: Browser, node: Node) -
     await eventually(is_offline)
     async with visiting(browser, node, "/agents/filed") as page:
         await expect(page.locator(".fault")).to_contain_text("No connection to 127.0.0.1")
+
+
+async def test_home_counts_all_agents_that_fail_and_names_the_first(browser: Browser) -> None:
+    dead = [
+        {"agent_id": f"dead-{number:03}", "runtime": "http", "endpoint": {"uri": "http://127.0.0.1:1/"},
+         "capabilities": [{"name": "say"}]}
+        for number in range(105)
+    ]  # fmt: skip
+    async with running(manifests=dead, config={"store": "memory:", "health": {"interval": 0}}) as node:
+        for manifest in dead:
+            await node.ask(str(manifest["agent_id"]), "say")
+
+        async def have_all_failed() -> bool:
+            return bool((await administer(node, "overview")).json["result"]["agents"]["offline"] == len(dead))
+
+        await eventually(have_all_failed)
+        async with visiting(browser, node) as page:
+            await expect(page.get_by_text("and 99 more agents")).to_be_visible()

@@ -147,6 +147,7 @@ class Node(msgspec.Struct, kw_only=True, dict=True):  # for its cached property
             "activity": render_activity([each.activity for each in figures.values()]),
             "problems": self._list_problems(reader, health, figures, answers.missing, warnings),
             "failing": health["agents"]["errors"],
+            "more_failing": health["agents"].get("more_errors", 0),
             "doors": [str(table.get("kind")) for table in self.config.doors],
             "issuers": [issuer.id for issuer in self.config.auth.issuers],
             "can_add": self.files.can_add,

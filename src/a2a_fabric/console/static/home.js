@@ -14,6 +14,7 @@ export function Home() {
   const rate = activity.calls_per_second.at(-1) || 0, failing = activity.errors_per_second.at(-1) || 0, mean = activity.mean_ms.at(-1);
   const share = activity.calls_total ? (100 * activity.errors_total) / activity.calls_total : 0;
   const troubles = Object.entries(node.failing).map(([agent, reason]) => ({ agent, reason }));
+  const failingAgents = troubles.length + (node.more_failing || 0), attention = failingAgents + node.problems.length;
   return html`<${Page} title=${node.node_id === "local" ? "This node" : node.node_id} lead=${html`Up for ${span(node.now - node.started_at)} at <code>${node.public_url || location.origin}</code>${node.processes.length + node.missing_processes.length > 1 ? html` · ${plural(node.processes.length + node.missing_processes.length, "process", "processes")} as one` : null}${node.mesh ? html` · one of ${plural(new Set(node.mesh_nodes.map((each) => each.node)).size, "node")} of a mesh` : null}`}>
     <section class="stats">
       <div class="stat"><h2>Calls</h2><p><b>${rate.toFixed(rate && rate < 10 ? 1 : 0)}</b> <span>a second</span></p><small>${count(activity.calls_total)} since the start</small></div>
@@ -33,10 +34,10 @@ export function Home() {
       <section class="block"><header><h2>Latest calls</h2><${Link} to="/calls">All calls<//></header>
         ${calls.data && calls.data.calls.length ? html`<div class="mini-calls">${calls.data.calls.map((row) => html`<${CallLine} row=${row} key=${row.trace_id + row.span_id} mini />`)}</div>` : html`<${Empty} title="No calls yet"><p>Ask an agent something, here or from your own client:</p><${Command}>${"a2a-fabric ask 'what is 2 + 3 * 4'"}<//><//>`}
       </section>
-      <section class="block"><header><h2>Needs attention</h2>${troubles.length + node.problems.length ? html`<span class="faint">${troubles.length + node.problems.length}</span>` : null}</header>
-        ${troubles.length + node.problems.length === 0 ? html`<p class="calm"><${Icon} name="check" /> Nothing. All agents answer, and the settings agree with each other.</p>` : html`<ul class="troubles">
+      <section class="block"><header><h2>Needs attention</h2>${attention ? html`<span class="faint">${count(attention)}</span>` : null}</header>
+        ${attention === 0 ? html`<p class="calm"><${Icon} name="check" /> Nothing. All agents answer, and the settings agree with each other.</p>` : html`<ul class="troubles">
           ${troubles.slice(0, 6).map((each) => html`<li><${Link} to=${`/agents/${part(each.agent)}`}><b>${each.agent}</b><//><p>${text(each.reason)}</p></li>`)}
-          ${troubles.length > 6 ? html`<li><${Link} to="/agents?status=offline">and ${troubles.length - 6} more agents<//></li>` : null}
+          ${failingAgents > 6 ? html`<li><${Link} to="/agents?status=offline">and ${plural(failingAgents - 6, "more agent")}<//></li>` : null}
           ${node.problems.map((each) => html`<li><b>${text(each.where)}</b><p>${text(each.text)}</p></li>`)}</ul>`}
       </section>
     </div>
