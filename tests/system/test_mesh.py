@@ -371,6 +371,8 @@ async def test_of_two_nodes_with_one_name_the_later_gives_way_and_says_so(mesh: 
         second = start_node(tmp_path / "two", stack)
         until(lambda: "is called 'two', too" in second.said, "the second node to notice")
         assert "Give this node another `node_id`" in second.json("health")["mesh"]["problem"]
+        assert "is called 'two', too" in second.run("health").stdout
+        assert "mesh      3 nodes" in mesh.nodes[0].run("health").stdout
         assert (await call(mesh.nodes[0], "of-two", "where"))["ok"]
         assert "of-second" not in online(mesh.nodes[0])
 

@@ -290,6 +290,9 @@ def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> 
         ("agents", f"{health['agents']['count']} ({states})" if states else "none"),
         ("tools", str(health["tools"]["builtin_count"])),
     ]
+    if mesh := health.get("mesh"):
+        count = mesh["nodes"]
+        fields.append(("mesh", mesh["problem"] or ("1 node" if count == 1 else f"{count} nodes")))
     fields += [("note", notice) for notice in health.get("notices", [])]
     fields += [("problem", f"{source}: {problem}") for source, problem in health["problems"].items()]
     fields += [("offline", f"{agent}: {reason}") for agent, reason in health["agents"]["errors"].items()]

@@ -425,7 +425,8 @@ def _render_nodes(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     if gateway.nodes is None or not acts_as_operator(principal):
         return {}
     nodes = gateway.nodes.list_nodes()
-    return {"mesh": {"nodes": len(nodes), "members": [each.member for each in nodes], "problem": nodes[0].problem}}
+    count = len({each.node for each in nodes})  # each worker of a node is a member
+    return {"mesh": {"nodes": count, "members": [each.member for each in nodes], "problem": nodes[0].problem}}
 
 
 def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
