@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from importlib import import_module
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -109,8 +108,7 @@ class CallerFacts(NamedTuple):
     site: str = ""
 
 
-@dataclass(eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False, dict=True):
     """How a caller came in, and the rules that hold for it. It is no part of who the caller is, so it is equal to any
     other entry, and to none: a session stays its caller's when a rule begins or ends to hold.
 
