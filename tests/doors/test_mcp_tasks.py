@@ -167,6 +167,23 @@ async def test_a_client_without_tasks_is_refused_what_can_only_be_a_task_however
         assert with_tasks["resultType"] == "task"
 
 
+async def test_a_client_without_tasks_is_refused_it_through_the_tool_that_calls_others_too() -> None:
+    nothing: dict[str, Any] = {CAPABILITIES: {}}
+    async with running(tasks_agent(), config={"doors": [{"kind": "mcp", "disclosure": "search"}]}) as node:
+        greet = {"tool_id": f"agent.{AGENT_ID}.greet", "parameters": {"name": "Ada"}}
+        only_as_job = {"tool_id": f"agent.{AGENT_ID}.failing_job", "parameters": {}}
+        for _ in range(2):
+            call = {"name": "fabric_tool_call", "arguments": only_as_job}
+            error = await refused(node, "tools/call", call, path="/mcp", meta=nothing)
+            assert error["code"] == types.MISSING_REQUIRED_CLIENT_CAPABILITY
+            call = {"name": "fabric_tool_call", "arguments": greet}
+            assert not (await told(node, "tools/call", call, path="/mcp", meta=nothing))["isError"]
+        unreadable = {"name": "fabric_tool_call", "arguments": {"tool_id": ["x"]}}
+        assert (await told(node, "tools/call", unreadable, path="/mcp", meta=nothing))["isError"]
+        call = {"name": "fabric_tool_call", "arguments": only_as_job}
+        assert (await told(node, "tools/call", call, path="/mcp"))["resultType"] == "task"
+
+
 async def test_a_client_of_the_handshake_era_has_no_tasks(node: Node) -> None:
     async with Session(node, path=ALONE) as session:
         call = {"name": "failing_job", "arguments": {}}

@@ -37,7 +37,7 @@ def test_the_client_gets_the_configuration_of_the_folder_and_connect_says_what_i
     file = folder.put("agents.yaml", json.dumps([AGENT]))
     done = folder("connect", "cursor")
     assert done.returncode == 0, done.stderr
-    assert "tools of 1 agents" in done.stderr
+    assert "tools of 1 agent," in done.stderr
     assert f"It uses {file}" in done.stderr
     assert entry_in(folder.home / ".cursor/mcp.json", "cursor")["args"][-2:] == ["--agents", str(file)]
     folder.put("fabric.yaml", "node_id: n\n")
@@ -81,7 +81,7 @@ def test_a_node_with_a_key_of_its_own_gets_no_entry_that_ends_with_401(tmp_path:
         assert not (folder.home / ".cursor").exists()
         done = folder("connect", "cursor", **own, FABRIC_PSK="a-key-of-its-own")
         assert done.returncode == 0, done.stderr
-        assert "of 1 agents" in done.stderr
+        assert "of 1 agent," in done.stderr
         entry = entry_in(folder.home / ".cursor/mcp.json", "cursor")
         assert entry["env"]["FABRIC_PSK"] == "${env:FABRIC_PSK}"
         impossible = folder("connect", "claude-desktop", **own, FABRIC_PSK="a-key-of-its-own")

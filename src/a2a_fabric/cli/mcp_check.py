@@ -41,7 +41,8 @@ class ServerContents(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         own = f", and {self.own_tools} of the gateway" if self.own_tools else ""
-        return f"{self.tools} tools of {self.agents} agents{own}." + (f" {self.hidden}" if self.hidden else "")
+        tools, agents = ("tool" if self.tools == 1 else "tools"), ("agent" if self.agents == 1 else "agents")
+        return f"{self.tools} {tools} of {self.agents} {agents}{own}." + (f" {self.hidden}" if self.hidden else "")
 
 
 class CheckFailed(FabricError):

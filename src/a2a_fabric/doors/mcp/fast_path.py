@@ -400,7 +400,7 @@ class FastPath:
             return False
         if not self._catalog.is_current:
             await self._catalog.refresh(principal)
-        return needs_tasks(self._context, self._catalog, params.name, principal)
+        return needs_tasks(self._context, self._catalog, params.name, principal, params.arguments)
 
     def _describe_plain_call(self, call: Call, params: StatelessCallParams, started: float) -> ToolCall:
         """For what few plain calls need: questions, a task, more than JSON, an error."""

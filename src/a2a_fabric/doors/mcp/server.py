@@ -252,13 +252,17 @@ class McpHandlers:
         request_context = get_request_context(ctx)
         request_context.can_show_apps = get_answer_capabilities(ctx).can_show_apps
         accepts_tasks = partial(declares_tasks, ctx)
-        name, principal = params.name, request_context.principal
-        if is_stateless_era(ctx) and not accepts_tasks() and needs_tasks(self._context, self.catalog, name, principal):
+        name, principal, arguments = params.name, request_context.principal, params.arguments or {}
+        if (
+            is_stateless_era(ctx)
+            and not accepts_tasks()
+            and needs_tasks(self._context, self.catalog, name, principal, arguments)
+        ):
             raise make_undeclared_error()
         trace, chain = request_context.trace_from_meta(ctx.meta), (ctx.meta or {}).get(DELEGATION_META_KEY)
         call = ToolCall(self._context, self.catalog, request_context, name, trace, accepts_tasks, chain)
         try:
-            result = await ToolElicitation(ctx, call, params.arguments or {}).run(make_emitter(ctx, lambda: call.trace))
+            result = await ToolElicitation(ctx, call, arguments).run(make_emitter(ctx, lambda: call.trace))
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
         except McpCallerDisconnected as exc:

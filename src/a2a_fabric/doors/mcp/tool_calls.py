@@ -32,9 +32,12 @@ from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.operations import OperationRequest, PreparedOperation
+from a2a_fabric.operations.tools import PREFIX
 from a2a_fabric.protocols.mcp.content import SHOWS_APPS
+from a2a_fabric.protocols.mcp.wire import decode_or_none
 
 _ANSWER_TOOL = "fabric_call"
+_CALL_TOOL_NAMES = ("fabric_tool_call", "fabric.tool.call")
 _ANSWER_OPTIONS = {"continuation", "answers"}
 _CALL_OPTIONS = {"stream", "timeout_ms", "trace", *_ANSWER_OPTIONS}
 _log = logging.getLogger(__name__)
@@ -61,15 +64,30 @@ def has_issued_token(principal: Principal) -> bool:
     return principal.mode in ("jwt", "oauth2")
 
 
-def needs_tasks(context: DoorContext, catalog: ToolCatalog, name: str, principal: Principal) -> bool:
+def needs_tasks(
+    context: DoorContext,
+    catalog: ToolCatalog,
+    name: str,
+    principal: Principal,
+    arguments: msgspec.Raw | Mapping[str, Any] | None,
+) -> bool:
     """Whether a call of the tool always becomes a job, and no listed tool could fetch its result."""
     if catalog.has_job_tools:
         return False
     try:
         target = catalog.find_target(name, principal)
+        if target is None and name in _CALL_TOOL_NAMES and (called := _find_called_tool(arguments)) is not None:
+            target = catalog.find_target(called, principal)
     except AgentNotFound:
         return False
     return target is not None and context.jobs.find_job_after(*target) == 0
+
+
+def _find_called_tool(arguments: msgspec.Raw | Mapping[str, Any] | None) -> str | None:
+    """The tool that `fabric.tool.call` calls."""
+    decoded = decode_or_none(arguments, dict[str, Any]) if isinstance(arguments, msgspec.Raw) else arguments
+    tool_id = (decoded or {}).get("tool_id")
+    return PREFIX + tool_id.removeprefix(PREFIX) if isinstance(tool_id, str) else None
 
 
 class ToolCall:

@@ -142,7 +142,7 @@ class NodeAgents:
             self._manifests[node.agent_id] = manifests
             if list(manifests) != list(previous) or not all(map(is_, manifests.values(), previous.values())):
                 await on_change()
-                _log.info("node %s lists %d agents", node.agent_id, len(listed))
+                _log.info("node %s lists %d %s", node.agent_id, len(listed), "agent" if len(listed) == 1 else "agents")
         self._set_health(node.agent_id, "online", None)
         async for health in iterate_in_slices(tuple(self._listed_agents.get(node.agent_id, {}).items())):
             for agent_id, each in health:
