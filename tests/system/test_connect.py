@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from a2a_fabric.cli.connect import ClientFile
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.files import lock_folder
 from a2a_fabric.mcp_clients.client_config import ClientEntry, add_entry, remove_entry
 from a2a_fabric.mcp_clients.clients import CLIENTS, Machine
 from a2a_fabric.protocols.mcp.wire import INITIALIZE_REQUEST
@@ -208,6 +210,21 @@ def test_a_file_that_is_read_only_or_changed_meanwhile_stays_as_it_is(tmp_path: 
         ClientFile(path).write(change)
     assert path.read_text() == '{"mcpServers": {}, "other": 1}'
     assert [each.name for each in tmp_path.iterdir()] == ["mcp.json"]
+
+
+def test_a_change_waits_for_that_of_another_command_and_is_then_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text('{"mcpServers": {}}')
+    file = ClientFile(path)
+    change = add_entry(CLIENTS["cursor"], ENTRY, file.text, str(path))
+    with ThreadPoolExecutor(1) as pool:
+        with lock_folder(path):
+            written = pool.submit(file.write, change)
+            wait([written], 0.3)
+            path.write_text('{"mcpServers": {}, "other": 1}')
+        with pytest.raises(ConfigError, match="has just changed"):
+            written.result()
+    assert path.read_text() == '{"mcpServers": {}, "other": 1}'
 
 
 def test_the_saved_copy_is_as_private_as_the_file(folder: Folder) -> None:

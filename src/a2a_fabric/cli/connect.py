@@ -22,7 +22,7 @@ from a2a_fabric.client.local_node import DEFAULT_URL, StateFolder, complete_url,
 from a2a_fabric.config import find_unset, read_environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError, suggest_nearest
-from a2a_fabric.core.files import check_writable, copy_file, read_text, replace_text, report_write_errors
+from a2a_fabric.core.files import check_writable, copy_file, lock_folder, read_text, replace_text, report_write_errors
 from a2a_fabric.importing.servers import find_present, parse_servers
 from a2a_fabric.mcp_clients.client_config import (
     ClientEntry,
@@ -311,23 +311,25 @@ class ClientFile:
         """Raises ConfigError, and then nothing has changed."""
         if change.text is None:
             return
-        self._check_unchanged()
         with report_write_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._original is not None and not self._backup.exists():  # an existing one is from before
-                copy_file(self.path, self._backup)
-        if change.moved:
-            moved = {**self._read_moved(), **change.moved}
-            replace_text(self._moved, msgspec.json.format(msgspec.json.encode(moved)).decode() + "\n", mode=0o600)
-        replace_text(self.path, change.text, mode=0o600)
+        with lock_folder(self.path):
+            self._check_unchanged()
+            with report_write_errors(self.path):
+                if self._original is not None and not self._backup.exists():  # an existing one is from before
+                    copy_file(self.path, self._backup)
+            if change.moved:
+                moved = {**self._read_moved(), **change.moved}
+                replace_text(self._moved, msgspec.json.format(msgspec.json.encode(moved)).decode() + "\n", mode=0o600)
+            replace_text(self.path, change.text, mode=0o600)
 
     def remove(self, client: McpClient, name: str) -> ConfigChange:
         """Take our entry out again and put the moved servers back. Raises ConfigError, and then nothing has changed."""
         change = remove_entry(client, name, self.text, read_text(self._backup), str(self.path), self._read_moved())
         if change.text is None:
             return change
-        self._check_unchanged()
-        with report_write_errors(self.path):
+        with lock_folder(self.path), report_write_errors(self.path):
+            self._check_unchanged()
             if change.text or self._backup.exists():
                 replace_text(self.path, change.text, mode=0o600)
             else:  # there was no file before
