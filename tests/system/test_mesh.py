@@ -278,6 +278,10 @@ def test_the_nodes_are_listed_with_site_state_and_load(mesh: Mesh) -> None:
     assert "three" in mesh.nodes[1].run("nodes").stdout
     health = mesh.nodes[0].json("health")
     assert health["mesh"]["nodes"] == 3
+    for _ in range(10):  # also one that was heard of in this moment
+        _, own, *others = mesh.nodes[0].run("nodes").stdout.splitlines()
+        assert own.endswith(" here")
+        assert all(line.endswith(" ago") for line in others), others
 
 
 async def test_a_node_that_dies_is_noticed_and_its_replicas_take_over(nats: NatsServer, tmp_path: Path) -> None:

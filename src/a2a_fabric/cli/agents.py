@@ -254,7 +254,7 @@ def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> N
     if not nodes:
         remark(f"The node at {client.url} is in no mesh. Join one with `mesh:` in fabric.yaml")
         return
-    rows = [_build_node_row(each) for each in nodes]
+    rows = [_build_node_row(each, "here" if each is nodes[0] else f"{each['heard_seconds']:g} s ago") for each in nodes]
     print_table(("node", "site", "state", "agents", "calls", "version", "up for", "heard"), rows)
     if problem := nodes[0].get("problem"):
         remark(f"{nodes[0]['member']} is not in the mesh: {problem}")
@@ -263,8 +263,7 @@ def list_nodes(as_json: Json = False, url: Url = None, token: Token = None) -> N
             remark(f"{node['member']} is not taken in: {problem}")
 
 
-def _build_node_row(node: dict[str, Any]) -> tuple[str, ...]:
-    last_heard = f"{node['heard_seconds']:g} s ago" if node["heard_seconds"] else "here"
+def _build_node_row(node: dict[str, Any], last_heard: str) -> tuple[str, ...]:
     age = format_duration(max(0.0, time.time() - node["started_at"]))
     counts = (str(node["agents"]), str(node["calls"]))
     return (node["member"], node["site"], node["state"], *counts, node["version"], age, last_heard)
