@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,8 @@ class AgentFiles:
         self._environ = environ
         self._base = base
         self._may_run_programs = may_run_programs
+        # One change at a time: one that waits for another process keeps no thread from the rest of the node.
+        self._executor = ThreadPoolExecutor(1, "agent-files")
 
     @property
     def can_add(self) -> bool:
@@ -128,7 +131,7 @@ class AgentFiles:
                         raise Conflict(f"Agent '{entry['agent_id']}' exists already. Choose another id")
                 replace_text(found, _add_entries(read_text(found) or "", entries, found))
 
-        await _run_to_end(write)
+        await self._run_to_end(write)
         return found
 
     def _plan_entries(self, entries: Sequence[dict[str, Any]], present: Mapping[str, Manifest]) -> AgentPlan:
@@ -177,7 +180,11 @@ class AgentFiles:
 
     async def _edit(self, agent_id: str, edit: Callable[[str, Manifest, str], str]) -> tuple[Path, bool]:
         """The file that declares the agent, and whether its text has changed."""
-        return await _run_to_end(self._edit_now, agent_id, edit)
+        return await self._run_to_end(lambda: self._edit_now(agent_id, edit))
+
+    async def _run_to_end(self, change: Callable[[], T]) -> T:
+        """If the caller leaves, the change that it began is still made whole, under its lock."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, change))
 
     def _edit_now(self, agent_id: str, edit: Callable[[str, Manifest, str], str]) -> tuple[Path, bool]:
         path, _ = self._require_entry(agent_id)
@@ -270,11 +277,6 @@ def _include_tools(choice: ToolChoice, agent_id: str, pattern: str, remarks: lis
     if choice.include is not None and not is_listed(choice, pattern):
         remarks.append(f"`tools.include` of '{agent_id}' lists other tools only, so {name} stays left out.")
     return kept
-
-
-async def _run_to_end(work: Callable[..., T], *arguments: Any) -> T:
-    """Run it in a thread. If the caller leaves, the change that it began is still made whole, under its lock."""
-    return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work, *arguments)))
 
 
 def _add_entries(text: str, entries: Sequence[dict[str, Any]], path: Path) -> str:
