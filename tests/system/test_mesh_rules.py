@@ -11,6 +11,7 @@ import pytest
 
 from a2a_fabric.core.propagation import make_chain_entry
 from a2a_fabric.core.rules import PolicyRule
+from tests.fixtures.mcp_raw import modern
 from tests.fixtures.nats import NatsServer
 from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.percy import Percy
@@ -28,8 +29,9 @@ def nats() -> Iterator[NatsServer]:
 
 
 @asynccontextmanager
-async def joined(nats: NatsServer, name: str, mesh: str, *agents: Any, **config: Any) -> AsyncIterator[Node]:
-    settings = {"nats": f"nats://127.0.0.1:{nats.port}", "name": mesh, "heartbeat_seconds": 5}
+async def joined(nats: NatsServer, name: str, at: str, *agents: Any, **config: Any) -> AsyncIterator[Node]:
+    more = config.pop("mesh", {})
+    settings = {"nats": f"nats://127.0.0.1:{nats.port}", "name": at, "heartbeat_seconds": 5, **more}
     async with running(*agents, config={"node_id": name, "mesh": settings, **config}) as node:
         yield node
 
@@ -67,6 +69,34 @@ async def test_rules_that_name_doors_and_origins_hold_for_calls_of_other_nodes(
             question = {"job_id": as_job["result"]["job_id"], "wait_ms": 20_000}
             ended = await near.operation("fabric.job.result", question)
             assert ended["ok"] != is_refused, (facts, ended)
+
+
+async def test_a_client_that_names_a_node_of_another_site_reaches_nothing_that_this_site_does_not_export(
+    nats: NatsServer,
+) -> None:
+    percy, hidden = Percy(), Percy("hidden")
+    async with (
+        joined(nats, "near", "border") as near,
+        joined(
+            nats, "far", "border", percy.agent, hidden.agent, mesh={"site": "plant", "exports": {"agents": ["percy"]}}
+        ),
+    ):
+        await wait_until_online(near, "percy")
+        assert near.fabric.registry.catalog.get("hidden") is None
+        task = {"agent_id": "hidden", "capability": "reason", "task": "?"}
+        body = {"name": "fabric.call", "arguments": task}
+        await near.send("POST", "/mcp/call?session_id=x~far", json=body)
+        for path, tool in (("/mcp", "hidden_reason"), ("/agents/hidden/mcp", "reason")):
+            ways: list[tuple[dict[str, Any], str]] = [({}, "x~far"), ({"requestState": "x~far"}, "")]
+            for more, header in ways:
+                params: dict[str, Any] = {"name": tool, "arguments": {"task": "?"}, **more}
+                headers, message = modern("tools/call", params, **({"Mcp_Session_Id": header} if header else {}))
+                await near.send("POST", path, json=message, headers=headers)
+                assert hidden.calls == [], (path, more, header)
+        listing = modern("tools/list", {"requestState": "x~far"})
+        reply = await near.send("POST", "/agents/hidden/mcp", json=listing[1], headers=listing[0])
+        assert reply.status == 404, reply
+        assert hidden.calls == []
 
 
 async def test_an_agent_that_was_called_by_another_node_is_called_by_no_detour_again(nats: NatsServer) -> None:

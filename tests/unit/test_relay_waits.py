@@ -20,7 +20,9 @@ class Restart:
         self.is_over = asyncio.Event()
         self.waiting = 0
         self.served: list[str] = []
-        app = RequestRelay({}, lambda agent_id: None, self.wait_for_return, BodyLimit(1000)).wrap(self.serve)
+        app = RequestRelay(
+            {}, lambda agent_id: None, lambda agent_id: True, self.wait_for_return, BodyLimit(1000)
+        ).wrap(self.serve)
         self.app = app
 
     async def wait_for_return(self, name: str) -> PeerClient | None:

@@ -121,7 +121,10 @@ class Peers:
                 return None if self.mesh is None else self.mesh.find_node(agent_id)
             return None if self.workers is None else self.workers.find_holder_name(manifest)
 
-        return RequestRelay(self._clients, find_holder, self._wait_for_return, body_limit).wrap
+        def is_known(agent_id: str) -> bool:
+            return find_agent(agent_id) is not None
+
+        return RequestRelay(self._clients, find_holder, is_known, self._wait_for_return, body_limit).wrap
 
     async def _wait_for_return(self, name: str) -> PeerClient | None:
         """The peer of this name, if it is being restarted: workers wait for each other when they connect."""

@@ -37,11 +37,11 @@ from a2a_fabric.identity.failed_attempts import find_source
 from a2a_fabric.mesh.app import RELAYED_KEY, RelayFacts, encode_relay_facts
 from a2a_fabric.mesh.client import RELAY_HEADER, PeerClient
 from a2a_fabric.outbound.port import ConnectFailed, OutboundError
+from a2a_fabric.protocols.mcp.wire import VERSION_HEADER_BYTES, is_stateless_version
 
 OWNER_MARK = "~"
 _SESSION_HEADER = b"mcp-session-id"
-_SESSION_QUERY = b"session_id="
-_AGENTS, _MCP = "/agents/", "/mcp"
+_AGENTS, _MCP, _SSE_MESSAGES = "/agents/", "/mcp", "/sse/messages"
 _MAX_WAITING = 1000  # requests for peers that are being restarted: their credentials are checked there
 _RELAY_TIMEOUT = 600.0  # seconds for a request that opens no stream; doors have shorter deadlines of their own
 # The client's connection ends here: these describe it, and not the request.
@@ -94,10 +94,14 @@ class RequestRelay:
         self,
         peers: Mapping[str, PeerClient],
         find_holder: Callable[[str], str | None],
+        is_known: Callable[[str], bool],
         wait_for_return: Callable[[str], Awaitable[PeerClient | None]],
         body_limit: BodyLimit,
     ) -> None:
-        """`wait_for_return` waits for a peer that is being restarted; None if it is not."""
+        """`is_known` tells whether this process has an agent in its catalog: what another site does not export is not
+        reached by a made-up id either. `wait_for_return` waits for a peer that is being restarted; None if it is not.
+        """
+        self._is_known = is_known
         self._wait_for_return = wait_for_return
         self._peers = peers
         self._find_holder = find_holder
@@ -120,7 +124,8 @@ class RequestRelay:
         owner = self._find_owner(scope)
         body: bytes | None = None
         try:
-            if owner is None and scope["method"] == "POST" and _agent_from_path(scope["path"]) is not None:
+            agent_id = _agent_from_path(scope["path"])
+            if owner is None and scope["method"] == "POST" and agent_id is not None and self._is_known(agent_id):
                 body = await _read(scope, receive, self._body_limit.bytes)
                 owner = self._find_resumed(body)
             peer = await self._find_peer(owner, scope) if owner is not None else None
@@ -145,16 +150,16 @@ class RequestRelay:
 
     def _find_owner(self, scope: Any) -> str | None:
         """From the head alone."""
-        session = next((value for name, value in scope["headers"] if name == _SESSION_HEADER), None)
-        if session is not None:
-            return find_tag(session.decode("latin-1"))
         path: str = scope["path"]
         if path.startswith(CALLBACK_PATH):
             return find_tag(path)
-        query: bytes = scope.get("query_string", b"")
-        if _SESSION_QUERY in query:
-            pairs = dict(pair.partition(b"=")[::2] for pair in query.split(b"&"))
+        if path.endswith(_SSE_MESSAGES):
+            pairs = dict(pair.partition(b"=")[::2] for pair in scope.get("query_string", b"").split(b"&"))
             return find_tag(unquote(pairs.get(b"session_id", b"").decode("latin-1")))
+        session = next((value for name, value in scope["headers"] if name == _SESSION_HEADER), None)
+        version = next((value for name, value in scope["headers"] if name == VERSION_HEADER_BYTES), b"")
+        if session is not None and not is_stateless_version(version.decode("latin-1")):
+            return find_tag(session.decode("latin-1"))
         agent_id = _agent_from_path(path)
         return None if agent_id is None else self._find_holder(agent_id)
 
@@ -229,9 +234,11 @@ class RequestRelay:
 
 
 def _may_have_owner(scope: Any) -> bool:
-    """Whether a request may belong to one process: it has a session, or an agent of its own, or is a callback."""
+    """Whether a request may belong to one process: it has a session, or an agent of its own, or is a callback. The door
+    there checks the session: no other request is handed over because a client named a process.
+    """
     path: str = scope["path"]
-    return path.endswith(_MCP) or path.startswith(CALLBACK_PATH) or _SESSION_QUERY in scope.get("query_string", b"")
+    return path.endswith((_MCP, _SSE_MESSAGES)) or path.startswith(CALLBACK_PATH)
 
 
 async def _refuse(send: Send, status: int, code: str, message: str) -> None:
