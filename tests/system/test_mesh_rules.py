@@ -90,7 +90,8 @@ async def test_a_client_that_names_a_node_of_another_site_reaches_nothing_that_t
             ways: list[tuple[dict[str, Any], str]] = [({}, "x~far"), ({"requestState": "x~far"}, "")]
             for more, header in ways:
                 params: dict[str, Any] = {"name": tool, "arguments": {"task": "?"}, **more}
-                headers, message = modern("tools/call", params, **({"Mcp_Session_Id": header} if header else {}))
+                given: dict[str, str] = {"Mcp_Session_Id": header} if header else {}
+                headers, message = modern("tools/call", params, meta=None, **given)
                 await near.send("POST", path, json=message, headers=headers)
                 assert hidden.calls == [], (path, more, header)
         listing = modern("tools/list", {"requestState": "x~far"})
