@@ -32,6 +32,7 @@ import websockets
 from a2a.types import a2a_pb2, a2a_pb2_grpc
 from cryptography import x509
 from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -276,7 +277,12 @@ async def mcp_socket(node: Node, sent: Sent) -> str:
 async def mcp_stdio(node: Node, sent: Sent) -> str:
     token = ["--token", sent.token] if sent.token else []
     words = ["-m", "a2a_fabric", "mcp", "--url", node.url, *token]
-    async with Client(stdio_client(StdioServerParameters(command=sys.executable, args=words)), mode="legacy") as client:
+    no_keys = {
+        **get_default_environment(),
+        "FABRIC_HOME": str(Path(__file__).parent / "no-keys"),
+    }  # no node of this user has kept its key there
+    program = StdioServerParameters(command=sys.executable, args=words, env=no_keys)
+    async with Client(stdio_client(program), mode="legacy") as client:
         return await _greet(client, "percy_greet", sent.meta)
 
 

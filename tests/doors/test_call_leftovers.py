@@ -130,6 +130,7 @@ async def test_a_session_that_is_over_leaves_nothing_to_a_collection_of_all_obje
         await (await open_session()).__aexit__()
     tasks = len(asyncio.all_tasks())
     sessions = [await open_session() for _ in range(SESSIONS)]
+    gc.unfreeze()  # what tests before this one left
     gc.collect()
     gc.freeze()
     try:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from a2a_fabric.core.tasks import iterate_in_slices
 from a2a_fabric.telemetry.metrics import Metrics
 
 INTERVAL = 5.0  # seconds
@@ -76,12 +77,15 @@ class Activity:
 
     async def sample(self) -> None:
         now = self._clock()
-        totals = {name: Tally(*values) for name, values in (await self._metrics.sum_by_target()).items()}
+        sums = await self._metrics.sum_by_target()
+        totals: dict[str, Tally] = {}
         by_agent: dict[str, Tally] = {}
-        for name, total in totals.items():
-            before = self._before.get(name, _NOTHING)
-            if total.calls > before.calls:
-                by_agent[name] = _subtract(total, before)
+        async for part in iterate_in_slices(sums.items()):
+            for name, values in part:
+                total = totals[name] = Tally(*values)
+                before = self._before.get(name, _NOTHING)
+                if total.calls > before.calls:
+                    by_agent[name] = _subtract(total, before)
         self._before = totals
         number = round(now / INTERVAL)
         if self._samples:

@@ -62,6 +62,10 @@ def _write(path: Path, content: bytes, original: Path, mode: int) -> None:
             if status is not None:
                 _give_access(descriptor, status)
             file.write(content)
+            file.flush()
+            os.fsync(
+                descriptor
+            )  # before the name points to it: after a power failure it is the old file or the new one
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -116,7 +116,6 @@ class _ExitAwarePipes(SubprocessStreamProtocol):
 
     def process_exited(self) -> None:
         super().process_exited()
-        self.stdin = None  # the two would refer to each other
         self.exited.set()
 
 
@@ -129,11 +128,10 @@ class ChildProcess:
         self.stdout = cast(asyncio.StreamReader, pipes.stdout)
         self.pid = transport.get_pid()
         self.ended = asyncio.Event()
-        self._exited = pipes.exited
         self._transport = transport
         self._stderr_tail: deque[str] = deque(maxlen=5)
         self._stderr_task = asyncio.ensure_future(self._drain_stderr(cast(asyncio.StreamReader, pipes.stderr)))
-        self._exit_task = asyncio.ensure_future(self._wait_for_exit())
+        self._exit_task = asyncio.ensure_future(self._wait_for_exit(pipes))
 
     @classmethod
     async def start(cls, program: ProgramSpec) -> ChildProcess:
@@ -209,8 +207,9 @@ class ChildProcess:
         finally:
             self._transport.close()
 
-    async def _wait_for_exit(self) -> None:
-        await self._exited.wait()
+    async def _wait_for_exit(self, pipes: _ExitAwarePipes) -> None:
+        await pipes.exited.wait()
+        pipes.stdin = None  # the two would refer to each other
         self.kill()  # the children that it left behind
         with suppress(TimeoutError):
             async with asyncio.timeout(STDERR_TIMEOUT):

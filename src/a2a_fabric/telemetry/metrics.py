@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from a2a_fabric.core.agent import Health, Manifest
@@ -47,6 +47,9 @@ class CallTally:
         self.count += 1
         self.seconds += seconds
         self.bucket_counts[bisect_left(self.bounds, seconds)] += 1
+
+
+_Tallies = list[tuple[CallKey, CallTally]]
 
 
 class Metrics:
@@ -174,14 +177,15 @@ class Metrics:
 
     def _render(self) -> Iterator[str]:
         tallies = list(self._calls.items())
-        tools = [item for item in tallies if item[0][0] == "tool"]
+        tools = yield from _select(tallies, lambda key: key[0] == "tool")
+        failed = yield from _select(tallies, lambda key: bool(key[3]))
         yield from render_family("fabric_server_info", "gauge", "This node", ("version",), [((self._version,), 1)])
         yield render_value("fabric_active_streams", "gauge", "Open event streams", self._streams)
         names = ("target_type", "target_id", "capability")
         ended = (((*key[:3], _status_label(key)), tally.count) for key, tally in tallies)
         yield from render_counter("fabric_calls", "Calls", (*names, "status"), ended)
         yield from render_counter("fabric_errors", "Failed calls", ("error_code", "target_type"),
-                                   (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
+                                   (((key[3], key[0]), tally.count) for key, tally in failed))  # fmt: skip
         yield from render_counter("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
                                    (((key[1], _status_label(key)), tally.count) for key, tally in tools))  # fmt: skip
         yield from render_counter("fabric_retries", "Attempts beyond the first", ("target_id", "status"),
@@ -199,6 +203,15 @@ class Metrics:
         yield from render_histogram("fabric_call_duration_seconds", "Time of a call", names, calls)
         tool_tallies = ((key[1:2], tally) for key, tally in tools)
         yield from render_histogram("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), tool_tallies)
+
+
+def _select(tallies: _Tallies, is_wanted: Callable[[CallKey], bool]) -> Generator[str, None, _Tallies]:
+    """Yields nothing to render, so that other tasks run meanwhile."""
+    selected: _Tallies = []
+    for start in range(0, len(tallies), SLICE):
+        selected += [item for item in tallies[start : start + SLICE] if is_wanted(item[0])]
+        yield ""
+    return selected
 
 
 def _status_label(key: CallKey) -> str:

@@ -33,6 +33,7 @@ class Habit:
     name: str
     cause: str
     hangs: bool = False
+    unless: str = ""  # another code than that of the time that is up, if the node has ended the program by then
 
 
 HABITS: Mapping[str, Habit] = {
@@ -44,7 +45,7 @@ HABITS: Mapping[str, Habit] = {
         Habit("leaves-children", "code 4: out of cheese"),
         Habit("talks-rubbish", "", hangs=True),
         Habit("never-ends-its-line", "longer than|more than|larger than"),
-        Habit("reads-nothing-and-closes-its-pipes", "", hangs=True),
+        Habit("reads-nothing-and-closes-its-pipes", "", hangs=True, unless="AGENT_OFFLINE"),
     )
 }
 
