@@ -125,21 +125,28 @@ def _row(name: str, node: ServerProcess, agent_id: str) -> Row:
 
 
 def _measure_workers(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
-    """All workers on one core: what they cost, not how many cores the machine has."""
-    print("\n| workers | connections | CPU µs/call | beside one |\n|---|---|---|---|")
+    """All processes on one core: what they cost, not how many cores the machine has. Two nodes that know nothing of
+    each other show how much of it is the price of sharing a core.
+    """
+    print("\n| on one core | connections | CPU µs/call | beside one worker |\n|---|---|---|---|")
     with processes.agent(cores.load) as upstream:
-        spent: dict[tuple[int, int], list[float]] = {}
-        with _workers(1, upstream.port, cores) as one, _workers(2, upstream.port, cores) as two:
+        spent: dict[tuple[str, int], list[float]] = {}
+        with (
+            _workers(1, upstream.port, cores) as one,
+            _workers(1, upstream.port, cores) as other,
+            _workers(2, upstream.port, cores) as two,
+        ):
+            shapes = {"one worker": (one,), "two workers": (two,), "two nodes of one worker": (one, other)}
             for _ in range(effort.rounds + 1):
                 for connections in CONNECTIONS:
-                    for count, node in ((1, one), (2, two)):
-                        cost = runner.run(_cost(node, connections, effort.seconds))
-                        spent.setdefault((count, connections), []).append(cost)
+                    for name, nodes in shapes.items():
+                        cost = runner.run(_cost(nodes, connections, effort.seconds))
+                        spent.setdefault((name, connections), []).append(cost)
         for connections in CONNECTIONS:
-            single = statistics.median(spent[1, connections][1:])
-            for count in (1, 2):
-                cost = statistics.median(spent[count, connections][1:])
-                print(f"| {count} | {connections} | {cost:,.0f} | {cost / single:.2f} |")
+            single = statistics.median(spent["one worker", connections][1:])
+            for name in shapes:
+                cost = statistics.median(spent[name, connections][1:])
+                print(f"| {name} | {connections} | {cost:,.0f} | {cost / single:.2f} |")
 
 
 @contextmanager
@@ -157,13 +164,21 @@ def _workers(count: int, upstream: int, cores: Cores) -> Iterator[ServerProcess]
             yield ServerProcess(port, pid)
 
 
-async def _cost(node: ServerProcess, connections: int, seconds: float) -> float:
+async def _cost(nodes: Sequence[ServerProcess], connections: int, seconds: float) -> float:
+    """With the connections divided among the nodes."""
+    busy = nodes[:connections]
+    before = sum(_cpu_of_group(node.pid) for node in busy)
+    results = await asyncio.gather(*(_load(node, connections // len(busy), seconds) for node in busy))
+    spent = sum(_cpu_of_group(node.pid) for node in busy) - before
+    return spent / max(sum(result.calls for result in results), 1) * 1e6
+
+
+async def _load(node: ServerProcess, connections: int, seconds: float) -> load.Load:
     message = load.request(node.port, "/mcp/call", calls.CALL, token=TOKEN)
-    before = _cpu_of_group(node.pid)
     result = await rig.run(node.port, load.RequestPlan([message], b"forty-two"), connections, load.Limit(seconds))
     if result.failures:
         raise SystemExit(f"{result.failures} calls failed: {result.why}")
-    return (_cpu_of_group(node.pid) - before) / max(result.calls, 1) * 1e6
+    return result
 
 
 def _cpu_of_group(pid: int) -> float:
