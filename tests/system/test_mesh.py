@@ -108,15 +108,6 @@ class Mesh:
 
 
 @pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    server = NatsServer(jetstream="").start()
-    try:
-        yield server
-    finally:
-        server.remove()
-
-
-@pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, nats: NatsServer) -> Iterator[Mesh]:
     folder = tmp_path_factory.mktemp("mesh")
     held = "- {agent_id: shared, endpoint: {uri: 'python:held:shared'}}\n"

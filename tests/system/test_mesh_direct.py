@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,15 +17,6 @@ from a2a_fabric.web.server import bind_socket
 from tests.fixtures.nats import NatsServer, free_port
 from tests.fixtures.nats_relay import NatsRelay
 from tests.fixtures.node import Node, eventually, running
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    server = NatsServer(jetstream="").start()
-    try:
-        yield server
-    finally:
-        server.remove()
 
 
 class Work:

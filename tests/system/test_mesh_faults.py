@@ -8,7 +8,7 @@ import os
 import subprocess
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,6 @@ from tests.system.test_mesh import online, start_node, write_node
 
 OLD_REVISION = "c100336"  # of this repository: before the mesh's protocol had a number
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    server = NatsServer(jetstream="").start()
-    try:
-        yield server
-    finally:
-        server.remove()
 
 
 def make_agent(name: str) -> Agent:

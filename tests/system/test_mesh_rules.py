@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,15 +17,6 @@ from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.percy import Percy
 
 OTHER_RULE = {"name": "something-else", "effect": "deny", "agents": ["nothing"]}
-
-
-@pytest.fixture(scope="module")
-def nats() -> Iterator[NatsServer]:
-    server = NatsServer(jetstream="").start()
-    try:
-        yield server
-    finally:
-        server.remove()
 
 
 @asynccontextmanager
